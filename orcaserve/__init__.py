@@ -1,0 +1,29 @@
+"""OrcaServe: an LLM server with iteration-level scheduling and selective batching.
+
+    from orcaserve import LLM, SamplingParams
+
+The names load on first use, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from orcaserve.core import SamplingParams
+    from orcaserve.llm import LLM, Completion
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SamplingParams":
+        from orcaserve.core import SamplingParams
+
+        return SamplingParams
+    if name in ("LLM", "Completion"):
+        from orcaserve import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module 'orcaserve' has no attribute {name!r}")

@@ -1,0 +1,105 @@
+"""Settings, as frozen dataclasses: composed once, checked once, and each part is given only its own piece."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from orcaserve.core.errors import ConfigError
+
+DType = Literal["float32", "bfloat16"]
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
+PAGE_SIZE = 16  # slots the K/V manager hands out together
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and how its weights are held.
+
+    path: a GGUF file or a checkpoint folder, already on this machine.
+    max_model_len: most tokens of one request; None = what the model was trained for.
+    """
+
+    path: Path
+    name: str
+    dtype: DType = "float32"
+    device: str = "cpu"
+    max_model_len: int | None = None
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_choice("--dtype", self.dtype, DTYPES)
+        if self.max_model_len is not None:
+            _check_at_least("--max-model-len", self.max_model_len, 2)
+        if self.threads is not None:
+            _check_at_least("--threads", self.threads, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KVConfig:
+    """The K/V region: its size in slots, or in bytes, or (neither) a share of the memory that is free."""
+
+    n_slots: int | None = None
+    memory_bytes: int | None = None
+    dtype: DType = "float32"
+    page_size: int = PAGE_SIZE
+
+    def __post_init__(self) -> None:
+        _check_choice("--kv-cache-dtype", self.dtype, DTYPES)
+        _check_at_least("page_size", self.page_size, 1)
+        if self.n_slots is not None and self.memory_bytes is not None:
+            raise ConfigError("--n-slots", "give --n-slots or --kv-cache-memory-bytes, not both")
+        if self.n_slots is not None:
+            _check_at_least("--n-slots", self.n_slots, self.page_size)
+        if self.memory_bytes is not None:
+            _check_at_least("--kv-cache-memory-bytes", self.memory_bytes, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """Quantities of Algorithm 1 that a user sets. n_slots comes from the K/V region, n_workers from the engine."""
+
+    max_bs: int = 64
+
+    def __post_init__(self) -> None:
+        _check_at_least("--max-num-seqs", self.max_bs, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine process needs."""
+
+    model: ModelConfig
+    kv: KVConfig = field(default_factory=KVConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingConfig:
+    """Everything the endpoint process needs beside the engine's facts."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: str | None = None
+    served_model_name: str | None = None
+    api_key: str | None = None
+    max_body_bytes: int = 4 * 2**20
+    body_timeout: float = 30.0
+    write_timeout: float = 60.0
+    start_timeout: float = 600.0
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError("--port", "must be from 0 to 65535")
+
+
+def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(name, f"must be one of {', '.join(choices)}")
+
+
+def _check_at_least(name: str, value: object, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(name, f"must be an integer of {least} or more")

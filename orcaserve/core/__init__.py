@@ -1,0 +1,44 @@
+"""The vocabulary every other part speaks. Standard library only."""
+
+from orcaserve.core.batch import Batch, BatchEntry, IterationResult, Progress
+from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
+from orcaserve.core.errors import (
+    CannotFit,
+    CheckpointError,
+    ConfigError,
+    EngineError,
+    InvalidRequest,
+    ModelError,
+    ModelNotFound,
+    OrcaServeError,
+    UnsupportedModel,
+)
+from orcaserve.core.request import FinishReason, Phase, Request, RequestState
+from orcaserve.core.sampling_params import SamplingParams
+
+__all__ = [
+    "Batch",
+    "BatchEntry",
+    "CannotFit",
+    "CheckpointError",
+    "ConfigError",
+    "Engine",
+    "EngineError",
+    "EngineEvent",
+    "EngineFacts",
+    "EngineFailure",
+    "EngineStatus",
+    "FinishReason",
+    "InvalidRequest",
+    "IterationReport",
+    "IterationResult",
+    "ModelError",
+    "ModelNotFound",
+    "OrcaServeError",
+    "Phase",
+    "Progress",
+    "Request",
+    "RequestState",
+    "SamplingParams",
+    "UnsupportedModel",
+]

@@ -1,0 +1,74 @@
+"""Batch and IterationResult: what goes into one iteration of the model, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orcaserve.core.request import FinishReason, Phase
+from orcaserve.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEntry:
+    """One request's part of an iteration.
+
+    tokens: the input tokens of this iteration: the whole prompt, or the newest token.
+    position: token index of tokens[0] = number of tokens whose K/V the request already has.
+    params, stop_ids: sent with the initiation only; the worker keeps them until the request is dropped.
+    """
+
+    request_id: int
+    phase: Phase
+    tokens: Sequence[int]
+    position: int
+    params: SamplingParams | None = None
+    stop_ids: frozenset[int] = frozenset()
+
+    def __post_init__(self) -> None:
+        assert (self.params is not None) == (self.phase is Phase.INITIATION)
+        assert len(self.tokens) > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One iteration's work, in arrival order. Never empty.
+
+    drops: requests whose K/V is to be released BEFORE the entries are run: freed memory precedes its new owner.
+    """
+
+    iteration: int
+    entries: tuple[BatchEntry, ...]
+    drops: tuple[int, ...] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(entry.tokens) for entry in self.entries)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationResult:
+    """One token per entry of the batch, in the batch's order.
+
+    failures: request id -> why that request alone could not go on (its token is meaningless).
+    seconds: time the device spent on it.
+    """
+
+    iteration: int
+    tokens: Sequence[int]
+    failures: Mapping[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """News of one request: a token, its end, or both.
+
+    token: the new token, or None if it ended without one (cancelled, refused, engine lost).
+    error: text for finish_reason ERROR, fit to show to a client.
+    """
+
+    request_id: int
+    token: int | None
+    finish_reason: FinishReason | None = None
+    error: str | None = None

@@ -1,0 +1,82 @@
+"""The Engine protocol: whatever runs a batch for one iteration. The loop, the simulator and tests meet engines here only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from orcaserve.core.batch import Batch, IterationResult, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailure:
+    """The engine can run no further batch; batches in flight will not return. `message` is for the log."""
+
+    message: str
+
+
+EngineEvent = IterationResult | EngineFailure
+
+
+class Engine(Protocol):
+    """Runs batches, first in first out, up to `n_workers` in flight."""
+
+    @property
+    def n_workers(self) -> int: ...
+
+    def start(self, deliver: Callable[[EngineEvent], None]) -> None:
+        """Begin. `deliver` is called from any thread, once per submitted batch in order, or once with a failure."""
+
+    def submit(self, batch: Batch) -> None:
+        """Hand over a batch; returns at once, before the batch has run."""
+
+    def close(self) -> None:
+        """Stop after what is in flight; idempotent. Nothing is delivered afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the endpoint must know of the loaded model to check requests at the door.
+
+    vocab_size: rows of the output head: valid ids are 0..vocab_size-1.
+    context_length: most tokens (input + output) of one request.
+    n_slots: size of the K/V region in tokens; eos_ids: ids that end a request by default.
+    """
+
+    model_name: str
+    vocab_size: int
+    context_length: int
+    n_slots: int
+    max_bs: int
+    n_workers: int
+    eos_ids: frozenset[int] = frozenset()
+
+    @property
+    def longest_request(self) -> int:
+        """The most tokens (input + output) that any one request may ask for."""
+        return min(self.context_length, self.n_slots)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A reading of the engine after an iteration; counters are since its start, times in seconds."""
+
+    iteration: int = 0
+    n_running: int = 0  # requests in the batch that just ended
+    n_waiting: int = 0  # live requests that have run no iteration yet
+    n_live: int = 0
+    n_reserved: int = 0  # slots
+    n_used: int = 0  # slots that hold K/V now
+    batch_tokens: int = 0  # input tokens of the iteration
+    batch_initiations: int = 0
+    iteration_seconds: float = 0.0
+    scheduler_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class IterationReport:
+    """All news of one turn of the loop: what travels to the endpoint as one message."""
+
+    progress: Sequence[Progress]
+    status: EngineStatus

@@ -1,0 +1,81 @@
+"""Request: a client's unit of work, from arrival to its last token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from orcaserve.core.sampling_params import SamplingParams
+
+
+class Phase(Enum):
+    """What an iteration does for a request."""
+
+    INITIATION = "initiation"  # its first iteration: all input tokens at once (others say prefill)
+    INCREMENT = "increment"  # every later one: one token in, one token out (others say decode)
+
+
+class RequestState(Enum):
+    """The states of Algorithm 1, and the one after it."""
+
+    INITIATION = "initiation"  # waits for its first batch; nothing reserved
+    RUNNING = "running"  # in a batch that is in flight
+    INCREMENT = "increment"  # has K/V, waits for its next batch
+    FINISHED = "finished"  # reported; no longer in the pool
+
+
+class FinishReason(Enum):
+    STOP = "stop"  # a stop id, or a stop string seen by the endpoint
+    LENGTH = "length"  # as many tokens as were asked for
+    CANCELLED = "cancelled"  # the client left or asked for it
+    ERROR = "error"  # the request, or the engine under it, failed
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One live request. The scheduler changes `output`, `state`, `cancelled`; nobody else does.
+
+    input_ids: the prompt, at least one token id.
+    stop_ids: ids that end the request when generated (empty if it ignores them).
+    arrival: seconds on the loop's clock; set when the scheduler adds it.
+    """
+
+    id: int
+    input_ids: Sequence[int]
+    params: SamplingParams
+    stop_ids: frozenset[int] = frozenset()
+    arrival: float = 0.0
+    output: list[int] = field(default_factory=list)
+    state: RequestState = RequestState.INITIATION
+    cancelled: bool = False
+
+    def __post_init__(self) -> None:
+        assert len(self.input_ids) > 0, "a request has at least one input token"
+
+    @property
+    def n_input(self) -> int:
+        return len(self.input_ids)
+
+    @property
+    def max_tokens(self) -> int:
+        """The paper's max_tokens: input tokens + the most tokens it may generate = slots to reserve."""
+        return len(self.input_ids) + self.params.max_tokens
+
+    @property
+    def n_iterations(self) -> int:
+        """Iterations it has run: one per generated token."""
+        return len(self.output)
+
+    @property
+    def phase(self) -> Phase:
+        """The phase of the iteration it is in or needs next."""
+        return Phase.INCREMENT if self.output else Phase.INITIATION
+
+    def finish_reason_after(self, token: int) -> FinishReason | None:
+        """Why the request ends once `token` is its newest output, or None. Call after appending the token."""
+        if token in self.stop_ids and len(self.output) > self.params.min_tokens:
+            return FinishReason.STOP
+        if len(self.output) >= self.params.max_tokens:
+            return FinishReason.LENGTH
+        return None
