@@ -1,0 +1,64 @@
+"""`orcaserve doctor`: the facts a bug report needs, and whether anything is plainly wrong."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from orcaserve import __version__
+from orcaserve.checkpoint.locate import DEFAULT_MODEL, cache_dir, cached_models
+
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "grpcio", "protobuf", "starlette", "uvicorn")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print facts about this machine and installation. Exit code 1 if something is plainly wrong."
+
+
+def run(args: argparse.Namespace) -> int:
+    troubles: list[str] = []
+    rows = {"orcaserve": __version__, "python": platform.python_version(), "system": platform.platform()}
+    rows["cpu"] = f"{_cpu_name()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores usable"
+    rows["memory"] = f"{_available_memory() / 2**30:.1f} GiB available"
+    for package in PACKAGES:
+        try:
+            rows[package] = version(package)
+        except PackageNotFoundError:
+            rows[package] = "missing"
+            troubles.append(f"the package {package} is not installed")
+    try:
+        import torch
+
+        from orcaserve import native
+
+        rows["instruction set"] = f"{native.isa()} (this CPU has: {', '.join(native.available_isas())})"
+        rows["threads"] = str(torch.get_num_threads())
+        rows["devices"] = "cpu" + "".join(f", cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count()))
+    except (ImportError, RuntimeError) as error:
+        rows["instruction set"] = "no kernels"
+        troubles.append(f"the native kernels cannot be loaded ({error}); attention runs in PyTorch, slower")
+    models = {name: size for name, _, size in cached_models()}
+    rows["cache"] = f"{cache_dir()}: " + (", ".join(models) or "empty")
+    if DEFAULT_MODEL not in models:
+        rows["default model"] = "not fetched yet; `orcaserve models pull` or `orcaserve serve` fetches it"
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")
+    for trouble in troubles:
+        print(f"TROUBLE  {trouble}")
+    return 1 if troubles else 0
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _available_memory() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

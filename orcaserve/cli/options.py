@@ -1,0 +1,66 @@
+"""Flags that several verbs share: which model, how it is held, how much K/V memory.
+
+Names are those users know from other servers; help gives the paper's name beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
+from orcaserve.config import DTYPES, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from orcaserve.core.errors import ConfigError
+
+UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+
+
+def size_in_bytes(text: str) -> int:
+    """`4GiB`, `500M`, `1073741824` -> bytes."""
+    word = text.strip().lower().removesuffix("b")
+    digits = word.rstrip("kmgi")
+    factor = UNITS.get(word[len(digits) :], 1 if word == digits else 0)
+    try:
+        value = float(digits) * factor
+    except ValueError:
+        value = 0
+    if not 1 <= value < 2**63:
+        raise argparse.ArgumentTypeError("takes a size such as 1073741824, 500M or 4GiB")
+    return int(value)
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) -> None:
+    """Add the model, memory and thread flags. `positional`: the model may be given without a flag."""
+    text = f"GGUF file, checkpoint folder, or hub name owner/name[:file.gguf]; default: {DEFAULT_MODEL}"
+    if positional:
+        parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
+    parser.add_argument("-m", "--model-path", "--model", dest="model_flag", metavar="MODEL", help=text)
+    group = parser.add_argument_group("model and memory")
+    group.add_argument("--dtype", choices=DTYPES, default="float32", help="how weights are held (default: %(default)s)")
+    group.add_argument("--kv-cache-dtype", choices=DTYPES, default="float32", help="how K/V is held (default: %(default)s)")
+    group.add_argument("-c", "--max-model-len", type=int, metavar="N", help="most tokens of one request, input + output; default: the model's")
+    group.add_argument("--n-slots", type=int, metavar="N", help="n_slots: size of the K/V region in tokens; default: a quarter of the free memory")
+    group.add_argument("--kv-cache-memory-bytes", type=size_in_bytes, metavar="SIZE", help="the same in bytes, for example 2GiB")
+    group.add_argument("-np", "--max-num-seqs", "--max-running-requests", type=int, default=64, metavar="N",
+                       help="max_bs: most requests in one batch (default: %(default)s)")  # fmt: skip
+    group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads; default: the cores this process may use")
+
+
+def engine_config(args: argparse.Namespace) -> EngineConfig:
+    """The engine's settings; finds the model, fetching it when it is not here."""
+    positional: str | None = getattr(args, "model", None)
+    if positional and args.model_flag:
+        raise ConfigError("MODEL", "given twice")
+    model = positional or args.model_flag
+    return EngineConfig(
+        model=ModelConfig(
+            path=Path(os.path.abspath(locate_model(model))),
+            name=model_name(model),
+            dtype=args.dtype,
+            max_model_len=args.max_model_len,
+            threads=args.threads,
+        ),
+        kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
+        scheduler=SchedulerConfig(max_bs=args.max_num_seqs),
+    )
