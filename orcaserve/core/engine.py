@@ -1,4 +1,4 @@
-"""The Engine protocol: whatever runs a batch for one iteration. The loop, the simulator and tests meet engines here only."""
+"""The Engine protocol: whatever runs a batch for one iteration. Loop, simulator and tests meet engines here only."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EngineStatus:
 
     iteration: int = 0
     n_running: int = 0  # requests in the batch that just ended
-    n_waiting: int = 0  # live requests that have run no iteration yet
+    n_waiting: int = 0  # live requests that wait for their first batch
     n_live: int = 0
     n_reserved: int = 0  # slots
     n_used: int = 0  # slots that hold K/V now

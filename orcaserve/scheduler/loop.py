@@ -1,0 +1,193 @@
+"""IterationLoop: Algorithm 1 in real time, between an inbox that any thread may fill and an engine."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from queue import Empty, SimpleQueue
+
+from orcaserve.core import (
+    CannotFit,
+    Engine,
+    EngineError,
+    EngineEvent,
+    EngineFailure,
+    FinishReason,
+    IterationReport,
+    IterationResult,
+    Progress,
+    Request,
+)
+from orcaserve.scheduler.scheduler import Scheduler
+
+ENGINE_LOST = "the engine stopped before the request was finished"  # what clients are told; run() raises the cause
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrivals:
+    requests: Sequence[Request]
+    time: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cancels:
+    request_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+_Message = _Arrivals | _Cancels | _Stop | EngineEvent
+
+
+class IterationLoop:
+    """Owns the scheduler and the engine while `run` runs; everything else reaches them through the inbox.
+
+    report: called on the loop's thread once a turn that has news, after the next batches are under way; while it runs
+    past their end, the engine idles. If it raises, the loop ends as if the engine had failed: what was in it is lost.
+    clock: seconds, never going back.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        engine: Engine,
+        report: Callable[[IterationReport], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        assert scheduler.n_workers <= engine.n_workers
+        self._scheduler = scheduler
+        self._engine = engine
+        self._report = report
+        self._clock = clock
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._door = threading.Lock()  # orders `submit` against the end of `run`, so that no request falls between
+        self._open = True
+        self._news: list[Progress] = []  # of this turn
+        self._returned = False  # has a batch returned in this turn
+        self._submitted_at: deque[float] = deque()  # one for each batch in flight
+        self._iteration_seconds = 0.0
+        self._scheduler_seconds = 0.0  # since the last report
+
+    # From any thread.
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Hand over new requests, in order of arrival. Raises EngineError once the loop has ended."""
+        with self._door:
+            if not self._open:
+                raise EngineError("the engine has stopped")
+            self._inbox.put(_Arrivals(requests, self._clock()))
+
+    def cancel(self, request_ids: Sequence[int]) -> None:
+        """End requests early; ids that are not live (any more) are ignored."""
+        self._inbox.put(_Cancels(request_ids))
+
+    def stop(self) -> None:
+        """End the loop soon, without waiting for batches in flight; what is live ends as CANCELLED. Idempotent."""
+        self._inbox.put(_Stop())
+
+    # On the loop's own thread.
+
+    def run(self) -> None:
+        """Start the engine and serve until `stop`; then close the engine. Call once.
+
+        Raises EngineError if the engine or `report` failed, or on a mistake of our own. Either way no live request is
+        left without its end having been reported.
+        """
+        try:
+            self._engine.start(self._inbox.put)
+            while self._take_news():
+                self._submit_batches()
+                self._publish()
+            self._end_all(None)
+        except EngineError:
+            self._give_up()
+            raise
+        except Exception as error:
+            self._give_up()
+            raise EngineError(f"the iteration loop failed: {error!r}") from error
+        finally:
+            self._engine.close()
+
+    def _take_news(self) -> bool:
+        """Sleep until something is in the inbox, then take all that is. False if it is time to stop."""
+        message = self._inbox.get()  # nobody can be scheduled before something happens
+        started = self._clock()
+        try:
+            while not isinstance(message, _Stop):
+                self._take(message)
+                message = self._inbox.get_nowait()
+            return False
+        except Empty:
+            return True
+        finally:
+            self._scheduler_seconds += self._clock() - started
+
+    def _take(self, message: _Arrivals | _Cancels | EngineEvent) -> None:
+        match message:
+            case IterationResult():
+                self._news += self._scheduler.complete(message)
+                self._iteration_seconds = self._clock() - self._submitted_at.popleft()
+                self._returned = True
+            case _Arrivals(requests, arrival):
+                for request in requests:
+                    try:
+                        self._scheduler.add(request, arrival)
+                    except (CannotFit, ValueError) as refusal:
+                        self._news.append(Progress(request.id, None, FinishReason.ERROR, str(refusal)))
+            case _Cancels(request_ids):
+                ended = map(self._scheduler.cancel, request_ids)
+                self._news += [progress for progress in ended if progress is not None]
+            case EngineFailure():
+                raise EngineError(message.message)
+
+    def _submit_batches(self) -> None:
+        """Keep as many batches in flight as the engine has workers and the pool has work for."""
+        while True:
+            started = self._clock()
+            batch = self._scheduler.next_batch()
+            decided = self._clock()
+            self._scheduler_seconds += decided - started
+            if batch is None:
+                return
+            self._submitted_at.append(decided)
+            self._engine.submit(batch)
+
+    def _publish(self) -> None:
+        """Report what happened in this turn, if anything did."""
+        if not self._news and not self._returned:
+            return
+        status = replace(
+            self._scheduler.status(),
+            iteration_seconds=self._iteration_seconds,
+            scheduler_seconds=self._scheduler_seconds,
+        )
+        report = IterationReport(self._news, status)
+        self._news, self._returned, self._scheduler_seconds = [], False, 0.0
+        try:
+            self._report(report)
+        except Exception as error:
+            raise EngineError("the report of an iteration could not be delivered") from error
+
+    def _end_all(self, message: str | None) -> None:
+        """Close the door and end whatever came through it: with ERROR and the message, or CANCELLED if it is None."""
+        with self._door:
+            self._open = False
+        self._news += self._scheduler.abort(message)
+        reason = FinishReason.CANCELLED if message is None else FinishReason.ERROR
+        while not self._inbox.empty():  # nothing that matters is added any more
+            left_over = self._inbox.get()
+            if isinstance(left_over, _Arrivals):
+                self._news += [Progress(request.id, None, reason, message) for request in left_over.requests]
+        self._publish()
+
+    def _give_up(self) -> None:
+        """End all requests with an error, as far as `report` still works; the cause is about to be raised."""
+        with suppress(EngineError):
+            self._end_all(ENGINE_LOST)

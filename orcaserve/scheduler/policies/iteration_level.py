@@ -1,0 +1,38 @@
+"""IterationLevelFCFS: the paper's Select."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from orcaserve.core import Request, RequestState
+from orcaserve.scheduler.request_pool import RequestPool
+from orcaserve.scheduler.slot_ledger import SlotLedger
+
+
+class IterationLevelFCFS:
+    """First come, first served, one iteration at a time (Orca, Algorithm 1).
+
+    Promise: if x arrived before y, x has run at least as many iterations as y. Memory is reserved for the whole of a
+    request before its first batch, so an admitted request can always go on, and none is ever preempted.
+    """
+
+    def reservation(self, request: Request) -> int:
+        """The paper's max_tokens: input tokens + the most tokens it may generate."""
+        return request.max_tokens
+
+    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> list[Request]:
+        batch: list[Request] = []
+        for request in pool.ready():
+            if len(batch) == max_bs:
+                break
+            if request.state is RequestState.INITIATION:
+                n = self.reservation(request)
+                if not ledger.fits(n):
+                    break  # never skip: a smaller, later request would overtake this one
+                ledger.reserve(request.id, n)
+            batch.append(request)
+        return batch
+
+    def check(self, pool: RequestPool) -> None:
+        for earlier, later in pairwise(pool):
+            assert earlier.n_iterations >= later.n_iterations, "a later request has run more iterations"

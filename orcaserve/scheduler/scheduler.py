@@ -1,0 +1,205 @@
+"""Scheduler: decides, each iteration anew, which requests run. No I/O, no clock, no threads."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from orcaserve.core import (
+    Batch,
+    BatchEntry,
+    CannotFit,
+    EngineError,
+    EngineStatus,
+    FinishReason,
+    IterationResult,
+    Phase,
+    Progress,
+    Request,
+    RequestState,
+)
+from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy
+from orcaserve.scheduler.request_pool import RequestPool
+from orcaserve.scheduler.slot_ledger import SlotLedger
+
+
+class Scheduler:
+    """The request pool, the slot ledger, and the batches in flight (Orca, Algorithm 1).
+
+                  next_batch                 complete
+      INITIATION ------------> RUNNING ---------------------> FINISHED
+                                 ^  | complete                   ^
+                      next_batch |  v                            | cancel (INITIATION too)
+                               INCREMENT ------------------------+
+
+    n_slots: size of the K/V region in tokens; max_bs: most requests of a batch; n_workers: most batches in flight;
+    page_size: slots that the K/V manager hands out together, to which reservations are rounded up.
+    """
+
+    def __init__(
+        self,
+        n_slots: int,
+        max_bs: int,
+        n_workers: int = 1,
+        page_size: int = 1,
+        policy: SchedulingPolicy | None = None,
+    ) -> None:
+        assert max_bs >= 1 and n_workers >= 1
+        self.max_bs = max_bs
+        self.n_workers = n_workers
+        self._policy: SchedulingPolicy = policy or IterationLevelFCFS()
+        self._pool = RequestPool()
+        self._ledger = SlotLedger(n_slots, page_size)
+        self._in_flight: deque[Batch] = deque()  # oldest first
+        self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
+        self._n_batches = 0  # handed out since the start; batches are numbered from 1
+        self._last_returned: Batch | None = None
+
+    @property
+    def n_scheduled(self) -> int:
+        """Batches in flight."""
+        return len(self._in_flight)
+
+    def add(self, request: Request, now: float) -> None:
+        """Take a new request into the pool as the latest arrival. `now`: seconds, on any clock that does not go back.
+
+        Raises CannotFit if it needs more slots than there are at all (it would block the pool for ever), and ValueError
+        if its id is that of a live request.
+        """
+        assert request.state is RequestState.INITIATION and not request.cancelled
+        if request.id in self._pool:
+            raise ValueError(f"request {request.id} is already in the pool")
+        n = self._policy.reservation(request)
+        if not self._ledger.could_ever_fit(n):
+            raise CannotFit(
+                "max_tokens",
+                f"{request.n_input} input tokens + max_tokens {request.params.max_tokens} need {n} K/V slots, "
+                f"but there are {self._ledger.n_slots}",
+            )
+        request.arrival = now
+        self._pool.add(request)
+
+    def cancel(self, request_id: int) -> Progress | None:
+        """End a request early: at once if it is not running, else when its batch returns (None, reported by complete).
+
+        None also for an id that is not live: a cancel may cross the request's own end on its way.
+        """
+        request = self._pool.get(request_id)
+        if request is None:
+            return None
+        request.cancelled = True
+        return None if request.state is RequestState.RUNNING else self._end(request, FinishReason.CANCELLED)
+
+    def next_batch(self) -> Batch | None:
+        """The next iteration's batch; its requests are now RUNNING. None: n_workers in flight, or nobody can run."""
+        if self.n_scheduled == self.n_workers:
+            return None
+        chosen = self._policy.select(self._pool, self._ledger, self.max_bs)
+        if not chosen:
+            return None
+        self._n_batches += 1
+        batch = Batch(self._n_batches, tuple(map(self._entry, chosen)), tuple(self._drops))
+        self._drops.clear()
+        for request in chosen:
+            request.state = RequestState.RUNNING
+        self._in_flight.append(batch)
+        return batch
+
+    def complete(self, result: IterationResult) -> list[Progress]:
+        """Take back the oldest batch: one Progress for each of its requests, in the batch's order.
+
+        Slots of those that end are free when this returns; their ids travel at the head of the next batch, so that
+        workers drop old K/V before its new owner writes. Raises EngineError if the result is not the oldest batch's.
+        """
+        batch = self._take_oldest(result)
+        progress = []
+        for entry, token in zip(batch.entries, result.tokens, strict=True):
+            request = self._pool[entry.request_id]
+            self._ledger.fill(request.id, len(entry.tokens))
+            error = result.failures.get(request.id)
+            if request.cancelled:
+                progress.append(self._end(request, FinishReason.CANCELLED))
+            elif error is not None:
+                progress.append(self._end(request, FinishReason.ERROR, error=error))
+            else:
+                request.output.append(token)
+                reason = request.finish_reason_after(token)
+                if reason is not None:
+                    progress.append(self._end(request, reason, token=token))
+                else:
+                    request.state = RequestState.INCREMENT
+                    progress.append(Progress(request.id, token))
+        return progress
+
+    def abort(self, message: str | None) -> list[Progress]:
+        """The engine and all K/V in it are gone: every live request ends, nothing stays reserved or in flight.
+
+        message: why, fit to show to a client: they end with ERROR. None: nothing went wrong, they end CANCELLED.
+        Results that arrive later are refused by `complete`.
+        """
+        progress = []
+        for request in list(self._pool):
+            error = None if request.cancelled else message
+            reason = FinishReason.CANCELLED if error is None else FinishReason.ERROR
+            progress.append(self._end(request, reason, error=error))
+        self._in_flight.clear()
+        self._drops.clear()
+        return progress
+
+    def status(self) -> EngineStatus:
+        """Counters as of now; `iteration` and what follows from it describe the last batch that returned. No times."""
+        last = self._last_returned
+        entries = last.entries if last else ()
+        return EngineStatus(
+            iteration=last.iteration if last else 0,
+            n_running=len(entries),
+            n_waiting=len(self._pool) - len(self._ledger),
+            n_live=len(self._pool),
+            n_reserved=self._ledger.n_reserved,
+            n_used=self._ledger.n_used,
+            batch_tokens=last.n_tokens if last else 0,
+            batch_initiations=sum(entry.phase is Phase.INITIATION for entry in entries),
+        )
+
+    def check_invariants(self) -> None:
+        """Assert what must hold between any two verbs. Walks the pool: for tests, and for when it is idle."""
+        running = [entry.request_id for batch in self._in_flight for entry in batch.entries]
+        assert self.n_scheduled <= self.n_workers
+        assert len(running) == len(set(running)), "a request is in two batches in flight"
+        assert set(running) == {request.id for request in self._pool if request.state is RequestState.RUNNING}
+        for request in self._pool:
+            assert request.state is not RequestState.FINISHED
+            assert (request.id in self._ledger) == (request.state is not RequestState.INITIATION)
+            assert request.state is RequestState.RUNNING or not request.cancelled
+        assert not any(request_id in self._ledger for request_id in self._drops)
+        assert len(self._ledger) <= len(self._pool), "slots are reserved for a request that is gone"
+        self._ledger.check()
+        self._policy.check(self._pool)
+
+    def _entry(self, request: Request) -> BatchEntry:
+        """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
+        if request.state is RequestState.INITIATION:
+            # Whatever the request has put out already (none, unless its K/V was lost) is input again.
+            tokens = (*request.input_ids, *request.output) if request.output else request.input_ids
+            return BatchEntry(request.id, Phase.INITIATION, tokens, 0, request.params, request.stop_ids)
+        return BatchEntry(request.id, Phase.INCREMENT, (request.output[-1],), position=self._ledger.used_by(request.id))
+
+    def _take_oldest(self, result: IterationResult) -> Batch:
+        batch = self._in_flight[0] if self._in_flight else None
+        if batch is None or result.iteration != batch.iteration:
+            expected = f"iteration {batch.iteration}" if batch else "none"
+            raise EngineError(f"the engine returned iteration {result.iteration}; due was {expected}")
+        if len(result.tokens) != len(batch.entries):
+            raise EngineError(f"the engine returned {len(result.tokens)} tokens for {len(batch.entries)} requests")
+        self._last_returned = self._in_flight.popleft()
+        return batch
+
+    def _end(
+        self, request: Request, reason: FinishReason, token: int | None = None, error: str | None = None
+    ) -> Progress:
+        """The one place where a request leaves: slots returned, K/V to be dropped, out of the pool, reported."""
+        if request.id in self._ledger:  # else no worker has ever heard of it
+            self._ledger.release(request.id)
+            self._drops.append(request.id)
+        self._pool.remove(request.id)
+        request.state = RequestState.FINISHED
+        return Progress(request.id, token, reason, error)
