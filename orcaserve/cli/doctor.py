@@ -36,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
 
         rows["instruction set"] = f"{native.isa()} (this CPU has: {', '.join(native.available_isas())})"
         rows["threads"] = str(torch.get_num_threads())
-        rows["devices"] = "cpu" + "".join(f", cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count()))
+        rows["devices"] = "cpu" + "".join(
+            f", cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
+        )
     except (ImportError, RuntimeError) as error:
         rows["instruction set"] = "no kernels"
         troubles.append(f"the native kernels cannot be loaded ({error}); attention runs in PyTorch, slower")

@@ -8,7 +8,7 @@ import sys
 from typing import NoReturn
 
 from orcaserve import __version__
-from orcaserve.core.errors import ConfigError, ModelError, OrcaServeError
+from orcaserve.core.errors import ConfigError, InvalidRequest, ModelError, OrcaServeError
 
 VERBS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
@@ -47,7 +47,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser(
         prog="orcaserve",
         usage="orcaserve VERB ...",
-        description="Serve a language model; every iteration is scheduled anew, as in the Orca paper.\n\nverbs:\n" + listing,
+        description="Serve a language model; every iteration is scheduled anew, as in the Orca paper.\n\nverbs:\n"
+        + listing,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -65,7 +66,7 @@ def _run(verb: object, args: argparse.Namespace) -> int:
         return code
     except OrcaServeError as error:
         print(f"orcaserve: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 3 if isinstance(error, ModelError) else 1
+        return 2 if isinstance(error, ConfigError | InvalidRequest) else 3 if isinstance(error, ModelError) else 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
 from orcaserve.config import DTYPES, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from orcaserve.core import SamplingParams
 from orcaserve.core.errors import ConfigError
 
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
@@ -38,13 +39,30 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
     parser.add_argument("-m", "--model-path", "--model", dest="model_flag", metavar="MODEL", help=text)
     group = parser.add_argument_group("model and memory")
     group.add_argument("--dtype", choices=DTYPES, default="float32", help="how weights are held (default: %(default)s)")
-    group.add_argument("--kv-cache-dtype", choices=DTYPES, default="float32", help="how K/V is held (default: %(default)s)")
-    group.add_argument("-c", "--max-model-len", type=int, metavar="N", help="most tokens of one request, input + output; default: the model's")
-    group.add_argument("--n-slots", type=int, metavar="N", help="n_slots: size of the K/V region in tokens; default: a quarter of the free memory")
-    group.add_argument("--kv-cache-memory-bytes", type=size_in_bytes, metavar="SIZE", help="the same in bytes, for example 2GiB")
+    group.add_argument(
+        "--kv-cache-dtype", choices=DTYPES, default="float32", help="how K/V is held (default: %(default)s)"
+    )
+    group.add_argument(
+        "-c",
+        "--max-model-len",
+        type=int,
+        metavar="N",
+        help="most tokens of one request, input + output; default: the model's",
+    )
+    group.add_argument(
+        "--n-slots",
+        type=int,
+        metavar="N",
+        help="n_slots: size of the K/V region in tokens; default: a quarter of the free memory",
+    )
+    group.add_argument(
+        "--kv-cache-memory-bytes", type=size_in_bytes, metavar="SIZE", help="the same in bytes, for example 2GiB"
+    )
     group.add_argument("-np", "--max-num-seqs", "--max-running-requests", type=int, default=64, metavar="N",
                        help="max_bs: most requests in one batch (default: %(default)s)")  # fmt: skip
-    group.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads; default: the cores this process may use")
+    group.add_argument(
+        "-t", "--threads", type=int, metavar="N", help="CPU threads; default: the cores this process may use"
+    )
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -63,4 +81,45 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ),
         kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
         scheduler=SchedulerConfig(max_bs=args.max_num_seqs),
+    )
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument(
+        "--max-tokens", type=int, default=max_tokens, metavar="N", help="most tokens to generate (default: %(default)s)"
+    )
+    group.add_argument("--temperature", type=float, default=0.7, metavar="T", help="0 is greedy (default: %(default)s)")
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest tokens up to this mass (default: all)"
+    )
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K likeliest tokens (default: all)")
+    group.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="drop tokens below P times the best (default: none)"
+    )
+    group.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        metavar="R",
+        help="above 1 avoids repeats (default: %(default)s)",
+    )
+    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same text")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given 4 times"
+    )
+    group.add_argument("--ignore-eos", action="store_true", help="go on past the model's own end")
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+        stop=tuple(args.stop),
+        ignore_eos=args.ignore_eos,
     )

@@ -1,0 +1,7 @@
+"""`python -m orcaserve`: the same as `orcaserve`."""
+
+import sys
+
+from orcaserve.cli.main import main
+
+sys.exit(main())

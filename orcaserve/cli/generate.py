@@ -1,0 +1,31 @@
+"""`orcaserve generate`: the text alone on standard output, everything else on standard error."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from orcaserve.cli.options import add_model_arguments, add_sampling_arguments, engine_config, sampling_params
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Continue a prompt. The text goes to standard output as it comes, and nothing else does."
+    parser.epilog = 'example: orcaserve generate --prompt "The sea is" --max-tokens 20 --temperature 0'
+    add_model_arguments(parser, positional=False)
+    parser.add_argument("--prompt", required=True, help="the text to continue; - reads it from standard input")
+    add_sampling_arguments(parser, max_tokens=128)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    config = engine_config(args)
+    from orcaserve.llm import LLM
+
+    with LLM.from_config(config) as llm:
+        for piece in llm.stream(prompt, params):
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+    if sys.stdout.isatty():
+        print()
+    return 0

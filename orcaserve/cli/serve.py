@@ -1,0 +1,44 @@
+"""`orcaserve serve`: the endpoint, which starts and watches the engine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from orcaserve.cli.options import add_model_arguments, engine_config
+from orcaserve.config import ServingConfig
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Serve a model over an OpenAI-compatible HTTP API. Ctrl-C ends it."
+    parser.epilog = (
+        "example: orcaserve serve --port 9000 --max-num-seqs 32 --n-slots 32768\n"
+        "K/V memory is reserved for a request's whole prompt and output before it starts: n_slots bounds how many\n"
+        "tokens all running requests may need together, max_bs how many requests share one iteration."
+    )
+    add_model_arguments(parser, positional=True)
+    group = parser.add_argument_group("HTTP")
+    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")
+    group.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients; default: the file's")
+    group.add_argument(
+        "--api-key",
+        metavar="KEY",
+        default=os.environ.get("ORCASERVE_API_KEY"),
+        help="clients must send it as a bearer token; better given as ORCASERVE_API_KEY, which `ps` does not show",
+    )
+    group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+
+
+def run(args: argparse.Namespace) -> int:
+    serving = ServingConfig(
+        host=args.host,
+        port=args.port,
+        served_model_name=args.served_model_name,
+        api_key=args.api_key or None,
+        log_level=args.log_level,
+    )
+    config = engine_config(args)
+    from orcaserve.serving.endpoint import run_endpoint
+
+    return run_endpoint(serving, config)
