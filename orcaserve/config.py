@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -73,6 +74,21 @@ class EngineConfig:
     model: ModelConfig
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    def to_json(self) -> str:
+        """One line, for the engine process."""
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> EngineConfig:
+        """What to_json wrote; checked again."""
+        parts = json.loads(text)
+        model = parts["model"]
+        return cls(
+            ModelConfig(**{**model, "path": Path(model["path"])}),
+            KVConfig(**parts["kv"]),
+            SchedulerConfig(**parts["scheduler"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

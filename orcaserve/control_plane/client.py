@@ -1,0 +1,177 @@
+"""EngineClient: the endpoint's hold on the engine process. Everything here runs on one asyncio event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+
+from orcaserve.control_plane import codec
+from orcaserve.control_plane import engine_pb2 as wire
+from orcaserve.control_plane.channel import OPTIONS, target_of
+from orcaserve.control_plane.engine_pb2_grpc import EngineStub
+from orcaserve.control_plane.token_stream import TokenStream
+from orcaserve.core import EngineError, EngineFacts, EngineStatus, FinishReason, IterationReport, Progress, Request
+
+ENGINE_LOST = "The engine stopped before this request was finished."
+
+_log = logging.getLogger(__name__)
+_Call = grpc.aio.StreamStreamCall[wire.ToEngine, wire.FromEngine]
+
+
+class EngineClient:
+    """Submits requests and cancels to the engine, and hands its reports to the streams they concern.
+
+    facts: what the loaded model is.
+    status: the engine after its latest report; last_report: when that came, on time.monotonic().
+    closed: set when the engine is gone or close() was called; `reason` then says why (for the log).
+    on_report: called with each report, before its streams see it; it must not block. May be set at any time.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, call: _Call, facts: EngineFacts) -> None:
+        """Use EngineClient.connect."""
+        self.facts = facts
+        self.status = EngineStatus()
+        self.last_report = time.monotonic()
+        self.closed = asyncio.Event()
+        self.reason: str | None = None
+        self.on_report: Callable[[IterationReport], None] | None = None
+        self._channel = channel
+        self._call = call
+        self._streams: dict[int, TokenStream] = {}
+        self._submits: list[wire.Submit] = []
+        self._cancels: list[int] = []
+        self._something_to_say = asyncio.Event()
+        self._tasks = [
+            asyncio.create_task(self._read(), name="engine client: read"),
+            asyncio.create_task(self._write(), name="engine client: write"),
+        ]
+
+    @classmethod
+    async def connect(cls, socket: Path) -> EngineClient:
+        """Attach to the engine and wait until its model is loaded; put asyncio.timeout around it to bound the wait.
+
+        The socket may not be there yet. Raises EngineError if the engine gives up.
+        """
+        channel = grpc.aio.insecure_channel(target_of(socket), options=OPTIONS)
+        try:
+            call: _Call = EngineStub(channel).Attach(wait_for_ready=True)  # type: ignore[no-untyped-call]
+            first = await call.read()
+            if isinstance(first, wire.FromEngine) and first.HasField("facts"):
+                return cls(channel, call, codec.decode_facts(first.facts))
+            if isinstance(first, wire.FromEngine) and first.HasField("failure"):
+                raise EngineError(first.failure.message)
+            raise EngineError("the engine closed its stream before it was ready")
+        except BaseException as error:
+            await channel.close()
+            if isinstance(error, grpc.aio.AioRpcError):
+                raise EngineError(f"the engine's stream broke: {error.code().name}") from error
+            raise
+
+    @property
+    def n_open(self) -> int:
+        """Requests that have not ended yet."""
+        return len(self._streams)
+
+    def submit(self, request: Request) -> TokenStream:
+        """Hand a request over; its id must never have been used on this client.
+
+        Whatever is submitted or cancelled in one turn of the event loop travels as one message. Raises EngineError
+        once the client is closed, InvalidRequest for ids that do not fit the wire.
+        """
+        self._check_open()
+        assert request.id not in self._streams, "a request id is used once"
+        self._submits.append(codec.encode_submit(request))
+        stream = self._streams[request.id] = TokenStream(request.id)
+        self._something_to_say.set()
+        return stream
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for this request any more: its stream ends with CANCELLED, or as it was about to.
+
+        A request that has ended is left alone. Raises EngineError once the client is closed.
+        """
+        self._check_open()
+        if request_id in self._streams:
+            self._cancels.append(request_id)
+            self._something_to_say.set()
+
+    async def close(self) -> None:
+        """Let go of the engine; open streams end with an error. Idempotent."""
+        self._lose("closed by the endpoint")
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._call.cancel()
+        await self._channel.close()
+
+    def _check_open(self) -> None:
+        if self.closed.is_set():
+            raise EngineError(f"the engine is gone: {self.reason}")
+
+    async def _write(self) -> None:
+        """One message at a time; what comes meanwhile goes with the next."""
+        try:
+            while True:
+                await self._something_to_say.wait()
+                self._something_to_say.clear()
+                while self._submits or self._cancels:
+                    await self._call.write(self._next_message())
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            pass  # the stream is over: the reader says why
+
+    def _next_message(self) -> wire.ToEngine:
+        """All that waits, up to a bound on the message. Cancels wait for the submits before them."""
+        n, n_ids = 0, 0
+        while n < len(self._submits) and (n == 0 or n_ids < codec.MAX_MESSAGE_IDS):
+            n_ids += len(self._submits[n].input_ids)
+            n += 1
+        submits, self._submits = self._submits[:n], self._submits[n:]
+        cancels: list[int] = []
+        if not self._submits:
+            cancels, self._cancels = self._cancels, []
+        return codec.encode_turn(submits, cancels)
+
+    async def _read(self) -> None:
+        reason = "its stream ended"
+        try:
+            async for message in self._call:
+                if message.HasField("report"):
+                    self._dispatch(message.report)
+                elif message.HasField("failure"):
+                    reason = message.failure.message
+                    break
+        except grpc.aio.AioRpcError as error:
+            reason = f"its stream broke: {error.code().name}"
+        except Exception as error:
+            _log.exception("reading the engine's reports failed")
+            reason = f"its report could not be read: {type(error).__name__}"
+        self._lose(reason)
+
+    def _dispatch(self, message: wire.IterationReport) -> None:
+        progress = list(codec.decode_progress(message))
+        self.status = codec.decode_status(message.status)
+        self.last_report = time.monotonic()
+        if self.on_report is not None:
+            self.on_report(IterationReport(progress, self.status))
+        for news in progress:
+            stream = self._streams.get(news.request_id)
+            if stream is None:
+                continue
+            stream.put(news)
+            if news.finish_reason is not None:
+                del self._streams[news.request_id]
+
+    def _lose(self, reason: str) -> None:
+        """The engine is gone: say so to everyone who waits. Idempotent."""
+        if self.closed.is_set():
+            return
+        self.reason = reason
+        self.closed.set()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.put(Progress(stream.request_id, None, FinishReason.ERROR, ENGINE_LOST))

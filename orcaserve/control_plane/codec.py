@@ -1,0 +1,207 @@
+"""Codec: the one place that knows both the vocabulary (core) and the wire (engine_pb2).
+
+Encoding checks what protobuf would refuse with its own exceptions; decoding trusts nobody, and raises InvalidRequest
+for a Submit that is wrong by itself. What depends on the loaded model (vocabulary) is checked by the engine host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from orcaserve.control_plane import engine_pb2 as wire
+from orcaserve.core import (
+    EngineFacts,
+    EngineStatus,
+    FinishReason,
+    InvalidRequest,
+    IterationReport,
+    Progress,
+    Request,
+    SamplingParams,
+)
+from orcaserve.core.sampling_params import MAX_TOKEN_ID
+
+MAX_REQUEST_ID = 2**63 - 1
+MAX_INPUT_IDS = 4 * 2**20  # of one request: at most 5 bytes each, so a Submit stays well below MAX_MESSAGE_BYTES
+MAX_MESSAGE_IDS = 4 * 2**20  # input ids after which a ToEngine message takes no further Submit
+MAX_MESSAGE_BYTES = 64 * 2**20  # refused by gRPC on both sides
+_MAX_UINT32 = 2**32 - 1
+
+_TO_WIRE: dict[FinishReason, wire.FinishReason] = {
+    FinishReason.STOP: wire.FINISH_REASON_STOP,
+    FinishReason.LENGTH: wire.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: wire.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: wire.FINISH_REASON_ERROR,
+}
+_FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _TO_WIRE.items()}
+
+
+def encode_submit(request: Request) -> wire.Submit:
+    """A new request for the engine. Raises InvalidRequest if an id does not fit the wire."""
+    assert 0 <= request.id <= MAX_REQUEST_ID, "request ids are ours to choose"
+    if len(request.input_ids) > MAX_INPUT_IDS:
+        raise InvalidRequest("prompt", f"the prompt must be at most {MAX_INPUT_IDS} tokens")
+    _check_ids("prompt", request.input_ids)
+    _check_ids("stop_token_ids", request.stop_ids)
+    params = request.params
+    return wire.Submit(
+        request_id=request.id,
+        input_ids=request.input_ids,
+        stop_ids=sorted(request.stop_ids),
+        sampling=wire.Sampling(
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=params.logit_bias,
+            seed=params.seed,
+        ),
+    )
+
+
+def decode_submit(submit: wire.Submit) -> Request:
+    """The request as the engine sees it: one choice, no stop strings. Raises InvalidRequest."""
+    if not 0 <= submit.request_id <= MAX_REQUEST_ID:
+        raise InvalidRequest(None, "the request id is out of range")
+    if not submit.input_ids:
+        raise InvalidRequest("prompt", "the prompt must be at least one token")
+    _check_ids("prompt", submit.input_ids)
+    _check_ids("stop_token_ids", submit.stop_ids)
+    if not submit.HasField("sampling"):
+        raise InvalidRequest(None, "the sampling settings are missing")
+    sampling = submit.sampling
+    params = SamplingParams(
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        repetition_penalty=sampling.repetition_penalty,
+        logit_bias=dict(sampling.logit_bias),
+        seed=sampling.seed if sampling.HasField("seed") else None,
+    )
+    return Request(submit.request_id, list(submit.input_ids), params, frozenset(submit.stop_ids))
+
+
+def encode_report(report: IterationReport) -> wire.FromEngine:
+    """All news of one turn of the engine's loop, as columns."""
+    ended_rows: list[int] = []
+    reasons: list[wire.FinishReason] = []
+    errors: dict[int, str] = {}
+    request_ids: list[int] = []
+    tokens: list[int] = []
+    for row, progress in enumerate(report.progress):
+        request_ids.append(progress.request_id)
+        tokens.append(0 if progress.token is None else progress.token + 1)
+        if progress.finish_reason is not None:
+            ended_rows.append(row)
+            reasons.append(_TO_WIRE[progress.finish_reason])
+            if progress.error is not None:
+                errors[row] = progress.error
+    return wire.FromEngine(
+        report=wire.IterationReport(
+            request_ids=request_ids,
+            tokens=tokens,
+            ended_rows=ended_rows,
+            finish_reasons=reasons,
+            errors=errors,
+            status=_encode_status(report.status),
+        )
+    )
+
+
+def decode_progress(report: wire.IterationReport) -> Iterator[Progress]:
+    """The rows of a report. Raises ValueError if its columns disagree."""
+    ended: dict[int, FinishReason] = {}
+    if report.ended_rows:
+        ended = {
+            row: _FROM_WIRE.get(reason, FinishReason.ERROR)
+            for row, reason in zip(report.ended_rows, report.finish_reasons, strict=True)
+        }
+    errors = report.errors
+    for row, (request_id, token) in enumerate(zip(report.request_ids, report.tokens, strict=True)):
+        reason = ended.get(row)
+        error = errors[row] if reason is not None and row in errors else None
+        yield Progress(request_id, token - 1 if token else None, reason, error)
+
+
+def encode_facts(facts: EngineFacts) -> wire.FromEngine:
+    """The first message of the engine."""
+    return wire.FromEngine(
+        facts=wire.Facts(
+            model_name=facts.model_name,
+            vocab_size=facts.vocab_size,
+            context_length=facts.context_length,
+            n_slots=facts.n_slots,
+            max_bs=min(facts.max_bs, _MAX_UINT32),
+            n_workers=facts.n_workers,
+            eos_ids=sorted(facts.eos_ids),
+        )
+    )
+
+
+def decode_facts(facts: wire.Facts) -> EngineFacts:
+    return EngineFacts(
+        model_name=facts.model_name,
+        vocab_size=facts.vocab_size,
+        context_length=facts.context_length,
+        n_slots=facts.n_slots,
+        max_bs=facts.max_bs,
+        n_workers=facts.n_workers,
+        eos_ids=frozenset(facts.eos_ids),
+    )
+
+
+def encode_failure(message: str) -> wire.FromEngine:
+    """The last message of an engine that gives up."""
+    return wire.FromEngine(failure=wire.Failure(message=message))
+
+
+def encode_turn(submits: Sequence[wire.Submit], cancels: Sequence[int]) -> wire.ToEngine:
+    """What the endpoint had to say since its last message."""
+    return wire.ToEngine(submits=submits, cancels=cancels)
+
+
+def _encode_status(status: EngineStatus) -> wire.Status:
+    return wire.Status(
+        iteration=status.iteration,
+        n_running=status.n_running,
+        n_waiting=status.n_waiting,
+        n_live=status.n_live,
+        n_reserved=status.n_reserved,
+        n_used=status.n_used,
+        batch_tokens=status.batch_tokens,
+        batch_initiations=status.batch_initiations,
+        iteration_seconds=status.iteration_seconds,
+        scheduler_seconds=status.scheduler_seconds,
+    )
+
+
+def decode_status(status: wire.Status) -> EngineStatus:
+    return EngineStatus(
+        iteration=status.iteration,
+        n_running=status.n_running,
+        n_waiting=status.n_waiting,
+        n_live=status.n_live,
+        n_reserved=status.n_reserved,
+        n_used=status.n_used,
+        batch_tokens=status.batch_tokens,
+        batch_initiations=status.batch_initiations,
+        iteration_seconds=status.iteration_seconds,
+        scheduler_seconds=status.scheduler_seconds,
+    )
+
+
+def _check_ids(field: str, ids: Iterable[int]) -> None:
+    """Every id in 0 .. 2^31 - 1. The two bounds of the whole say the same of each id, and are found without a loop."""
+    ids = ids if isinstance(ids, Sequence) else list(ids)
+    if len(ids) > 0 and not (min(ids) >= 0 and max(ids) <= MAX_TOKEN_ID):
+        raise InvalidRequest(field, f"{field} holds a token id outside 0..{MAX_TOKEN_ID}")

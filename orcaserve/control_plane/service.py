@@ -1,0 +1,133 @@
+"""EngineServer: the engine process's end of the control plane, for the one endpoint it belongs to."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+import grpc
+
+from orcaserve.control_plane import codec
+from orcaserve.control_plane import engine_pb2 as wire
+from orcaserve.control_plane.channel import OPTIONS, target_of
+from orcaserve.control_plane.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
+from orcaserve.core import EngineError, EngineFacts, InvalidRequest, IterationReport, Request
+
+_log = logging.getLogger(__name__)
+
+
+class Host(Protocol):
+    """What a stream is joined to. Called from one thread of the server's."""
+
+    def submit(self, requests: Sequence[Request]) -> None: ...
+
+    def cancel(self, request_ids: Sequence[int]) -> None: ...
+
+    def refuse(self, request_id: int, why: str) -> None: ...
+
+
+class EngineServer(EngineServicer):
+    """Serves one stream on a Unix socket, whose directory must be closed to other users.
+
+    The socket is there from start(), before the model is loaded; open() lets the endpoint in.
+
+        endpoint -> Attach -> reader thread -> host.submit, host.cancel
+        loop thread -> report() -> outbox -> sender thread -> endpoint
+
+    attached: set once the endpoint has been let in.
+    on_end: called when the endpoint's stream has ended, whoever ended it; on a thread of gRPC's.
+    """
+
+    def __init__(self, socket: Path, on_end: Callable[[], None]) -> None:
+        self.attached = threading.Event()
+        self._on_end = on_end
+        self._socket = socket
+        self._host: Host | None = None
+        self._outbox: SimpleQueue[EngineFacts | IterationReport | str | None] = SimpleQueue()
+        self._taken = threading.Lock()
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_workers=2, thread_name_prefix="control plane"),
+            options=OPTIONS,
+            maximum_concurrent_rpcs=2,
+        )
+        add_EngineServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+
+    def start(self) -> None:
+        """Listen. Raises EngineError if the socket cannot be made."""
+        try:
+            self._server.add_insecure_port(target_of(self._socket))
+        except RuntimeError as error:
+            raise EngineError("the engine's socket cannot be made") from error
+        self._server.start()
+
+    def open(self, facts: EngineFacts, host: Host) -> None:
+        """The model is loaded: tell the endpoint, and take requests from it. Called once."""
+        assert self._host is None
+        self._host = host
+        self._outbox.put(facts)
+
+    def report(self, report: IterationReport) -> None:
+        """Send one turn's news; returns at once. Any thread."""
+        self._outbox.put(report)
+
+    def fail(self, message: str) -> None:
+        """Tell the endpoint why there will be no more, and end the stream."""
+        self._outbox.put(message)
+        self._outbox.put(None)
+
+    def close(self, grace: float = 1.0) -> None:
+        """End the stream after what is in the outbox, for at most `grace` seconds. Idempotent."""
+        self._outbox.put(None)
+        self._server.stop(grace).wait()
+
+    def Attach(
+        self, request_iterator: Iterator[wire.ToEngine], context: grpc.ServicerContext
+    ) -> Iterator[wire.FromEngine]:
+        """The one stream; gRPC calls this on the sender thread."""
+        if not self._taken.acquire(blocking=False):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the engine belongs to another endpoint")
+        if not context.add_callback(self._ended):
+            self._ended()
+        while (item := self._outbox.get()) is not None:
+            if isinstance(item, IterationReport):
+                yield codec.encode_report(item)
+            elif isinstance(item, EngineFacts):
+                yield codec.encode_facts(item)
+                self.attached.set()
+                threading.Thread(
+                    target=self._read, args=(request_iterator, self._host), name="control plane: read", daemon=True
+                ).start()
+            else:
+                yield codec.encode_failure(item)
+
+    def _ended(self) -> None:
+        self._outbox.put(None)
+        self._on_end()
+
+    def _read(self, incoming: Iterator[wire.ToEngine], host: Host) -> None:
+        """Hand over what the endpoint says, until its stream ends."""
+        try:
+            for message in incoming:
+                decoded = [self._decode(submit, host) for submit in message.submits]
+                if requests := [request for request in decoded if request is not None]:
+                    host.submit(requests)
+                if message.cancels:
+                    host.cancel(list(message.cancels))
+        except (grpc.RpcError, EngineError):
+            pass  # the stream or the host is over; both are told of elsewhere
+        except Exception:
+            _log.exception("reading from the endpoint failed")
+            self.fail("reading from the endpoint failed")
+
+    def _decode(self, submit: wire.Submit, host: Host) -> Request | None:
+        """The request, or None after refusing it."""
+        try:
+            return codec.decode_submit(submit)
+        except InvalidRequest as error:
+            host.refuse(submit.request_id, error.message)
+            return None

@@ -1,0 +1,123 @@
+"""EngineHost: scheduler, loop and engine, put together behind one door. The engine process and LLM both use it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+from orcaserve.config import EngineConfig
+from orcaserve.core import (
+    CannotFit,
+    Engine,
+    EngineError,
+    EngineFacts,
+    EngineStatus,
+    FinishReason,
+    InvalidRequest,
+    IterationReport,
+    Progress,
+    Request,
+)
+from orcaserve.engine.local import LocalEngine
+from orcaserve.scheduler.loop import IterationLoop
+from orcaserve.scheduler.scheduler import Scheduler
+from orcaserve.worker.executor import DeviceExecutor
+
+_log = logging.getLogger(__name__)
+Report = Callable[[IterationReport], None]
+
+
+class EngineHost:
+    """Runs requests to their end. Every request that was submitted gets exactly one Progress with a finish reason.
+
+    facts: what the loaded model is.
+    report: called with the news of each turn, on the loop's thread, or on a submitter's for a request that is refused.
+    on_failure: called once, on the loop's thread, if the engine fails; by then every live request was reported.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        facts: EngineFacts,
+        page_size: int,
+        report: Report,
+        on_failure: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self.facts = facts
+        self._report = report
+        self._on_failure = on_failure
+        self._status = EngineStatus()
+        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size)
+        self._loop = IterationLoop(scheduler, engine, self._publish)
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls, config: EngineConfig, report: Report, on_failure: Callable[[str], None] = lambda message: None
+    ) -> EngineHost:
+        """Load the model into a worker of this process; takes seconds. Raises ModelError or ConfigError."""
+        from orcaserve.worker.worker import Worker  # late: it brings torch
+
+        executor = DeviceExecutor("worker s0r0")
+        try:
+            worker = executor.call(lambda: Worker.load(config))
+        except Exception:
+            executor.close()
+            raise
+        return cls(LocalEngine(worker, executor), worker.facts, config.kv.page_size, report, on_failure)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Hand over new requests, in order of arrival; one that the model cannot run is refused by itself.
+
+        Raises EngineError once the engine has failed or was closed.
+        """
+        accepted: list[Request] = []
+        for request in requests:
+            try:
+                self._check(request)
+                accepted.append(request)
+            except InvalidRequest as error:
+                self.refuse(request.id, error.message)
+        if accepted:
+            self._loop.submit(accepted)
+
+    def cancel(self, request_ids: Sequence[int]) -> None:
+        """End requests early; ids that are not live (any more) are ignored."""
+        self._loop.cancel(request_ids)
+
+    def refuse(self, request_id: int, why: str) -> None:
+        """Report a request as failed that was never handed to the scheduler."""
+        self._report(IterationReport([Progress(request_id, None, FinishReason.ERROR, why)], self._status))
+
+    def close(self) -> None:
+        """End every live request as CANCELLED, wait for the iteration in flight, stop. Idempotent."""
+        self._loop.stop()
+        self._thread.join()
+
+    def _check(self, request: Request) -> None:
+        """What the endpoint has checked already, once more: nothing past this point may fail for a request's sake."""
+        vocabulary = self.facts.vocab_size
+        if not (min(request.input_ids) >= 0 and max(request.input_ids) < vocabulary):
+            raise InvalidRequest("prompt", f"the prompt holds a token id outside 0..{vocabulary - 1}")
+        if any(not 0 <= token < vocabulary for token in request.stop_ids):
+            raise InvalidRequest("stop_token_ids", f"stop_token_ids holds a token id outside 0..{vocabulary - 1}")
+        request.params.check_vocabulary(vocabulary)
+        if request.max_tokens > self.facts.context_length:
+            raise CannotFit(
+                "max_tokens",
+                f"{request.n_input} input tokens + max_tokens {request.params.max_tokens} exceed the context length "
+                f"of {self.facts.context_length}",
+            )
+
+    def _publish(self, report: IterationReport) -> None:
+        self._status = report.status
+        self._report(report)
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except EngineError as error:
+            _log.error("the engine has failed: %s", error)
+            self._on_failure(str(error))

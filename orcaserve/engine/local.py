@@ -1,0 +1,57 @@
+"""LocalEngine: one worker in this process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from orcaserve.core import Batch, EngineEvent, EngineFailure, IterationResult
+from orcaserve.worker.executor import DeviceExecutor
+
+_log = logging.getLogger(__name__)
+
+
+class RunsBatches(Protocol):
+    """What LocalEngine needs of a worker."""
+
+    def run(self, batch: Batch) -> IterationResult: ...
+
+
+class LocalEngine:
+    """The Engine protocol over one worker, whose batches run on its device executor's thread.
+
+    The engine owns the executor from here on: close() ends it. An iteration that raises is the last one: it is logged
+    and delivered as a failure, because what it left in the K/V region is unknown.
+    """
+
+    n_workers = 1
+
+    def __init__(self, worker: RunsBatches, executor: DeviceExecutor) -> None:
+        self._worker = worker
+        self._executor = executor
+        self._deliver: Callable[[EngineEvent], None] | None = None
+        self._over = False  # failed or closed: nothing more is run or delivered
+
+    def start(self, deliver: Callable[[EngineEvent], None]) -> None:
+        self._deliver = deliver
+
+    def submit(self, batch: Batch) -> None:
+        self._executor.post(lambda: self._run(batch))
+
+    def close(self) -> None:
+        self._executor.close()
+        self._over = True
+
+    def _run(self, batch: Batch) -> None:
+        assert self._deliver is not None, "started before it is used"
+        if self._over:
+            return
+        try:
+            result = self._worker.run(batch)
+        except Exception as error:
+            _log.exception("iteration %d failed", batch.iteration)
+            self._over = True
+            self._deliver(EngineFailure(f"iteration {batch.iteration} failed: {type(error).__name__}"))
+        else:
+            self._deliver(result)

@@ -1,0 +1,32 @@
+"""What a process of ours is called, and that it ends with its parent. Standard library and setproctitle only."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+import setproctitle
+
+_PR_SET_PDEATHSIG = 1
+
+
+def name_process(role: str) -> None:
+    """Show this process as `orcaserve: <role>` in ps."""
+    setproctitle.setproctitle(f"orcaserve: {role}")
+
+
+def name_thread(name: str) -> None:
+    """Show the calling thread under this name in top -H and debuggers (the kernel keeps 15 bytes)."""
+    setproctitle.setthreadtitle(name)
+
+
+def die_with_parent(parent: int, signum: int) -> bool:
+    """Have the kernel send `signum` to this process when its parent ends. False if `parent` has ended already.
+
+    Call it on the main thread: the kernel forgets the wish with the thread that made it. It also takes the end of the
+    THREAD that started this process for the end of the parent. Elsewhere than on Linux only the answer is given.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
+    return os.getppid() == parent
