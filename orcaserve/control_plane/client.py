@@ -139,7 +139,7 @@ class EngineClient:
     async def _read(self) -> None:
         reason = "its stream ended"
         try:
-            async for message in self._call:
+            while isinstance(message := await self._call.read(), wire.FromEngine):
                 if message.HasField("report"):
                     self._dispatch(message.report)
                 elif message.HasField("failure"):
