@@ -1,0 +1,132 @@
+"""Chat templates: Jinja from a model's files, run in an immutable sandbox with limits on time and output.
+
+A template is a program that came with a download and runs on what a client sent. It sees plain data only, cannot reach
+Python's internals, cannot run longer than a second or write more than a few million characters.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from types import FrameType
+from typing import Any
+
+import jinja2
+from jinja2.ext import loopcontrols
+
+from orcaserve.core.errors import CheckpointError, InvalidRequest
+from orcaserve.serving.template_sandbox import Generation, Sandbox
+
+MAX_SECONDS = 2.0
+MAX_OUTPUT = 8 * 2**20  # characters
+MAX_MESSAGE = 200  # characters of a template's own complaint that are passed on
+
+
+class ChatTemplate:
+    """A compiled chat template.
+
+    source: Jinja text; special_tokens: `bos_token` and its like, which templates write.
+    Raises CheckpointError if the source is not a template.
+    """
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self._special_tokens = dict(special_tokens or {})
+        try:
+            self._template = _environment().from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError("the model's chat template is not valid Jinja") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any) -> str:
+        """The prompt for `messages` (plain data, `role` and `content` each).
+
+        Raises InvalidRequest with the template's own words if it refuses them, and with fixed words if it fails.
+        """
+        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        names: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens, **extra}
+        parts: list[str] = []
+        size = 0
+        try:
+            with _Deadline(MAX_SECONDS):
+                for part in self._template.generate(
+                    messages=plain, add_generation_prompt=add_generation_prompt, **names
+                ):
+                    size += len(part)
+                    if size > MAX_OUTPUT:
+                        raise InvalidRequest("messages", "the chat template writes too much for these messages")
+                    parts.append(part)
+        except _Refused as error:
+            raise InvalidRequest("messages", f"the chat template refuses: {_shorten(str(error))}") from error
+        except _TooSlow as error:
+            raise InvalidRequest("messages", "the chat template takes too long for these messages") from error
+        except InvalidRequest:
+            raise
+        except Exception as error:  # a template can raise anything; what it says may hold the client's text
+            raise InvalidRequest("messages", "the chat template cannot render these messages") from error
+        return "".join(parts)
+
+
+class _Refused(Exception):
+    """A template called raise_exception()."""
+
+
+class _TooSlow(BaseException):
+    """A template ran past its time. Not an Exception: nothing inside Jinja may swallow it."""
+
+
+class _Deadline:
+    """Ends the code of this thread with _TooSlow after `seconds`, at its next line or call.
+
+    A trace function costs a template some microseconds and needs no process of its own. A single operation inside C
+    is not interrupted, which is why the sandbox bounds those that can grow.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._before)
+
+    def _trace(self, _frame: FrameType, _event: str, _arg: object) -> Callable[..., Any]:
+        if time.monotonic() > self._until:
+            raise _TooSlow
+        return self._trace
+
+
+def _environment() -> Sandbox:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter would escape for HTML; a prompt is not HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object = "") -> None:
+    raise _Refused(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+def _shorten(message: str) -> str:
+    words = " ".join(message.split())
+    return words if len(words) <= MAX_MESSAGE else words[: MAX_MESSAGE - 1] + "…"
