@@ -1,5 +1,6 @@
 """The vocabulary every other part speaks. Standard library only."""
 
+from orcaserve.core.admission import check_request, fan_out
 from orcaserve.core.batch import Batch, BatchEntry, IterationResult, Progress
 from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
 from orcaserve.core.errors import (
@@ -41,4 +42,6 @@ __all__ = [
     "RequestState",
     "SamplingParams",
     "UnsupportedModel",
+    "check_request",
+    "fan_out",
 ]

@@ -1,0 +1,76 @@
+"""How much of the offline throughput do 32 clients get who stream at once through the real HTTP endpoint?
+
+    python benchmarks/http_streams.py [--streams 32] [--rounds 3] [--out FILE.md]
+
+The same requests (128 random prompt tokens, `--gen` greedy tokens each) run offline in one process and as streams
+against `orcaserve serve` in turn, round by round; the ratio is taken within a round and the median of the rounds is the result.
+The clients run on the same machine and take their share of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from statistics import median
+
+import httpx
+from report import heading, table, write
+from server import serving
+
+from orcaserve import LLM, SamplingParams
+
+
+def offline(llm: LLM, prompts: list[list[int]], gen: int) -> float:
+    start = time.perf_counter()
+    llm.generate(prompts, SamplingParams(max_tokens=gen, ignore_eos=True, temperature=0), progress=False)
+    return len(prompts) * gen / (time.perf_counter() - start)
+
+
+async def streams(base: str, prompts: list[list[int]], gen: int) -> float:
+    limits = httpx.Limits(max_connections=len(prompts))
+    async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:
+
+        async def one(prompt: list[int]) -> None:
+            body = {"prompt": prompt, "max_tokens": gen, "ignore_eos": True, "temperature": 0, "stream": True,
+                    "stream_options": {"include_usage": True}, "model": "SmolLM2-135M-Instruct"}  # fmt: skip
+            async with client.stream("POST", "/v1/completions", json=body) as response:
+                response.raise_for_status()
+                last = [line async for line in response.aiter_lines() if line.startswith("data: {")][-1]
+            assert json.loads(last[6:])["usage"]["completion_tokens"] == gen
+
+        await asyncio.gather(one(prompts[0][:8]))  # connections and code paths are warm
+        start = time.perf_counter()
+        await asyncio.gather(*map(one, prompts))
+        return len(prompts) * gen / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--gen", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    rng = random.Random(0)
+    rows = []
+    flags = ["--n-slots", "16384", "--max-num-seqs", str(args.streams)]
+    with serving(flags) as server, LLM(n_slots=16384, max_num_seqs=args.streams) as llm:
+        for n in range(args.rounds + 1):
+            prompts = [[rng.randint(100, 40000) for _ in range(128)] for _ in range(args.streams)]
+            a = offline(llm, prompts, args.gen)
+            b = asyncio.run(streams(server.base, prompts, args.gen))
+            if n:  # the first round warms both up
+                rows.append((a, b, b / a))
+                print(f"offline {a:.0f} tok/s, HTTP {b:.0f} tok/s, ratio {b / a:.3f}", flush=True)
+    columns = ["", "offline tok/s", f"HTTP tok/s, {args.streams} streams", "HTTP / offline"]
+    shown = [[f"round {i}", f"{a:.0f}", f"{b:.0f}", f"{r:.3f}"] for i, (a, b, r) in enumerate(rows, 1)]
+    middle = [median(column) for column in zip(*rows, strict=True)]
+    shown.append(["median", f"{middle[0]:.0f}", f"{middle[1]:.0f}", f"**{middle[2]:.3f}**"])
+    write(heading("HTTP against offline", __doc__) + table(columns, shown), args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""A real `orcaserve serve` for a benchmark: started on a free port, ended with it."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Server:
+    base: str
+    process: subprocess.Popen[bytes]
+    ready_seconds: float  # from the command to the first 200 of /ready
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+@contextmanager
+def serving(flags: Sequence[str] = ()) -> Iterator[Server]:
+    port = free_port()
+    base = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "orcaserve", "serve", "--port", str(port), "--log-level", "warning", *flags]
+    start = time.perf_counter()
+    process = subprocess.Popen(command)
+    try:
+        with httpx.Client(base_url=base) as client:
+            while True:
+                if process.poll() is not None:
+                    raise SystemExit(f"the server ended with {process.returncode}")
+                try:
+                    if client.get("/ready").status_code == 200:
+                        break
+                except httpx.TransportError:
+                    pass
+                time.sleep(0.01)
+        yield Server(base, process, time.perf_counter() - start)
+    finally:
+        process.terminate()
+        process.wait(30)

@@ -1,0 +1,55 @@
+"""From a prompt and its settings to requests: checked against the loaded model, one request per choice.
+
+Every door uses this: the HTTP endpoint, the offline API, and the engine for whatever reaches it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from orcaserve.core.engine import EngineFacts
+from orcaserve.core.errors import CannotFit, InvalidRequest
+from orcaserve.core.request import Request
+from orcaserve.core.sampling_params import SamplingParams
+
+
+def check_request(input_ids: Sequence[int], params: SamplingParams, facts: EngineFacts) -> None:
+    """Raise InvalidRequest for what the loaded model cannot run: ids outside its vocabulary, or too many tokens."""
+    if not input_ids:
+        raise InvalidRequest("prompt", "the prompt is empty and this model has no token to start from")
+    if not (min(input_ids) >= 0 and max(input_ids) < facts.vocab_size):
+        raise InvalidRequest("prompt", f"the prompt holds a token id outside 0..{facts.vocab_size - 1}")
+    params.check_vocabulary(facts.vocab_size)
+    total = len(input_ids) + params.max_tokens
+    for limit, what in ((facts.context_length, "the context length"), (facts.n_slots, "the K/V region")):
+        if total > limit:
+            field = "prompt" if len(input_ids) >= limit else "max_tokens"
+            raise CannotFit(
+                field,
+                f"{len(input_ids)} prompt tokens + {params.max_tokens} tokens to generate make {total}, "
+                f"but {what} holds {limit}",
+            )
+
+
+def fan_out(
+    request_ids: Iterator[int], input_ids: Sequence[int], params: SamplingParams, facts: EngineFacts
+) -> list[Request]:
+    """`params.n` requests over one prompt, each with a seed of its own. Raises what check_request raises.
+
+    A choice's seed depends on the given seed and its index alone, so that a seed repeats every choice; without one it is
+    drawn here, so that nothing below this line is random.
+    """
+    check_request(input_ids, params, facts)
+    stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | facts.eos_ids
+    return [
+        Request(next(request_ids), input_ids, replace(params, n=1, seed=_choice_seed(params.seed, index)), stop_ids)
+        for index in range(params.n)
+    ]
+
+
+def _choice_seed(seed: int | None, index: int) -> int:
+    if seed is None:
+        return secrets.randbits(63)
+    return seed if index == 0 else (seed + index * 0x9E3779B97F4A7C15) % 2**63

@@ -1,0 +1,220 @@
+"""LLM: the offline Python API. The scheduler and engine that serve, in this process, without HTTP.
+
+from orcaserve import LLM, SamplingParams
+
+with LLM() as llm:
+    for result in llm.generate(["The sea is", "1, 2, 3,"], SamplingParams(max_tokens=20)):
+        print(result.completions[0].text)
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, cast
+
+from tqdm import tqdm
+
+from orcaserve.checkpoint.locate import locate_model, model_name
+from orcaserve.config import DType, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from orcaserve.core import EngineError, FinishReason, InvalidRequest, IterationReport, Request, SamplingParams, fan_out
+from orcaserve.engine.host import EngineHost
+from orcaserve.serving.chat_template import ChatTemplate
+from orcaserve.serving.text_stream import TextStream
+from orcaserve.serving.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(slots=True)
+class Completion:
+    """One choice for a prompt: its text, the ids it was made of, and why it ended (`stop` or `length`)."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass(slots=True)
+class Generation:
+    """What became of one prompt: `params.n` completions."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    completions: list[Completion]
+
+
+@dataclass(slots=True)
+class _Choice:
+    """A request under way and the completion it fills."""
+
+    request: Request
+    text: TextStream
+    completion: Completion
+
+
+class LLM:
+    """A loaded model. One call at a time; close it, or use `with`.
+
+    model: None = the default model; a GGUF file or checkpoint folder; or a hub name.
+    max_num_seqs: the paper's max_bs; n_slots / kv_cache_memory_bytes: size of the K/V region.
+    Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        dtype: DType = "float32",
+        kv_cache_dtype: DType = "float32",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 64,
+        n_slots: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        threads: int | None = None,
+    ) -> None:
+        name = None if model is None else str(model)
+        self._open(
+            EngineConfig(
+                ModelConfig(locate_model(name), model_name(name), dtype, max_model_len=max_model_len, threads=threads),
+                KVConfig(n_slots, kv_cache_memory_bytes, kv_cache_dtype),
+                SchedulerConfig(max_num_seqs),
+            )
+        )
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLM:
+        llm = cls.__new__(cls)
+        llm._open(config)
+        return llm
+
+    def _open(self, config: EngineConfig) -> None:
+        self.tokenizer = Tokenizer.from_path(config.model.path)
+        self._news: SimpleQueue[IterationReport | None] = SimpleQueue()  # None: the engine has failed
+        self._host = EngineHost.load(config, self._news.put, lambda _: self._news.put(None))
+        self.facts = self._host.facts
+        self._ids = count(1)
+        self._busy = threading.Lock()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Generation]:
+        """Continue all prompts, many at a time; results come in the order of the prompts.
+
+        prompts: a text, texts, token ids, or lists of token ids. params: one for all, or one each.
+        progress: a bar on standard error; None = if standard error is a terminal.
+        Raises InvalidRequest before anything runs if one of them cannot be served, EngineError if the engine fails.
+        """
+        listed = _as_list(prompts)
+        each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
+        if len(each) != len(listed):
+            raise InvalidRequest("params", f"got {len(each)} params for {len(listed)} prompts")
+        results, choices = [], []
+        for prompt, its_params in zip(listed, each, strict=True):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            its_choices = self._choices(ids, its_params)
+            choices += its_choices
+            text = prompt if isinstance(prompt, str) else None
+            results.append(Generation(text, ids, [choice.completion for choice in its_choices]))
+        hidden = not (sys.stderr.isatty() if progress is None else progress)
+        with tqdm(total=len(choices), disable=hidden, unit="request", file=sys.stderr) as bar:
+            for tokens, (choice, _) in enumerate(self._run(choices), 1):
+                if choice.completion.finish_reason:
+                    bar.update()
+                    bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
+        return results
+
+    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Completion:
+        """Answer a conversation: messages with `role` and `content`, as OpenAI's API has them."""
+        choices = self._choices(self._render(messages), params or SamplingParams(max_tokens=512))
+        for _ in self._run(choices):
+            pass
+        return choices[0].completion
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Continue one prompt; yields text as it comes. Leaving the iterator cancels the request."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        return self._stream(self._choices(ids, params or SamplingParams()))
+
+    def stream_chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Iterator[str]:
+        """Answer a conversation; yields text as it comes."""
+        return self._stream(self._choices(self._render(messages), params or SamplingParams(max_tokens=512)))
+
+    def close(self) -> None:
+        """End the engine. Idempotent."""
+        self._host.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        if self.tokenizer.chat_template is None:
+            raise InvalidRequest("messages", "this model has no chat template")
+        template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer.special_tokens)
+        return self.tokenizer.encode_chat(template.render(messages))
+
+    def _choices(self, ids: list[int], params: SamplingParams) -> list[_Choice]:
+        """params.n requests over the same prompt. Raises InvalidRequest if they cannot be served."""
+        if not ids and self.tokenizer.bos_id is not None:
+            ids.append(self.tokenizer.bos_id)
+        requests = fan_out(self._ids, ids, params, self.facts)
+        return [
+            _Choice(request, TextStream(self.tokenizer, ids, params), Completion(index))
+            for index, request in enumerate(requests)
+        ]
+
+    def _stream(self, choices: list[_Choice]) -> Iterator[str]:
+        for _, delta in self._run(choices):
+            if delta:
+                yield delta
+
+    def _run(self, choices: Sequence[_Choice]) -> Iterator[tuple[_Choice, str]]:
+        """Run requests to their end; yields each choice with its new text, once per token."""
+        live = {choice.request.id: choice for choice in choices}
+        with self._busy:
+            self._host.submit([choice.request for choice in choices])
+            try:
+                while live:
+                    report = self._news.get()
+                    if report is None:
+                        raise EngineError("the engine has failed; its log tells why")
+                    for news in report.progress:
+                        choice = live.get(news.request_id)
+                        if choice is None:
+                            continue  # of a call that was left early
+                        if news.finish_reason is FinishReason.ERROR:
+                            raise EngineError(news.error or "the request failed")
+                        delta = choice.text.push(news.token, news.finish_reason)
+                        choice.completion.text += delta
+                        if news.token is not None:
+                            choice.completion.token_ids.append(news.token)
+                        if choice.text.finish_reason is not None:
+                            choice.completion.finish_reason = choice.text.finish_reason.value
+                            del live[news.request_id]
+                            if news.finish_reason is None:  # a stop string, which only we can see
+                                self._host.cancel([news.request_id])
+                        yield choice, delta
+            finally:
+                if live:
+                    self._host.cancel(list(live))
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several -> several. A sequence of numbers is one prompt; an empty sequence is no prompt at all."""
+    if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))

@@ -1,0 +1,112 @@
+"""The offline API, on the default model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from orcaserve import LLM, SamplingParams
+from orcaserve.core import InvalidRequest
+
+GREEDY = SamplingParams(max_tokens=12, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def llm(default_model: Path) -> Iterator[LLM]:
+    with LLM(default_model, max_num_seqs=8, n_slots=4096) as llm:
+        yield llm
+
+
+def test_one_prompt_and_many(llm: LLM) -> None:
+    prompts = ["The capital of France is", "1, 2, 3, 4,", "def add(a, b):"]
+    alone = [llm.generate(prompt, GREEDY)[0] for prompt in prompts]
+    together = llm.generate(prompts, GREEDY)
+    assert [r.completions[0].text for r in together] == [r.completions[0].text for r in alone]
+    assert "Paris" in alone[0].completions[0].text
+    assert alone[1].completions[0].text.startswith(" 5, 6")
+    for result, prompt in zip(together, prompts, strict=True):
+        assert result.prompt == prompt
+        assert result.prompt_token_ids == llm.tokenizer.encode(prompt)
+        assert 1 <= len(result.completions[0].token_ids) <= GREEDY.max_tokens
+
+
+def test_ids_and_text_are_the_same_prompt(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("The sea is")
+    by_text, by_ids, by_list = (
+        llm.generate("The sea is", GREEDY),
+        llm.generate(ids, GREEDY),
+        llm.generate([ids], GREEDY),
+    )
+    assert by_text[0].completions == by_ids[0].completions == by_list[0].completions
+
+
+def test_params_for_each_prompt(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (1, 5)]
+    results = llm.generate(["One", "Two"], params)
+    assert [len(r.completions[0].token_ids) for r in results] == [1, 5]
+    assert all(r.completions[0].finish_reason == "length" for r in results)
+    with pytest.raises(InvalidRequest, match="2 params for 1 prompts"):
+        llm.generate("One", params)
+
+
+def test_choices_differ_and_a_seed_repeats_them(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=16, n=3, temperature=1.0, seed=7)
+    first, second = (llm.generate("Once upon a time", params)[0].completions for _ in range(2))
+    assert first == second
+    assert len({choice.text for choice in first}) > 1
+    assert [choice.index for choice in first] == [0, 1, 2]
+
+
+def test_stop_string(llm: LLM) -> None:
+    result = llm.generate("1, 2, 3, 4,", SamplingParams(max_tokens=40, temperature=0, stop=("7",)))[0].completions[0]
+    assert result.text == " 5, 6, "
+    assert result.finish_reason == "stop"
+
+
+def test_stream_joins_to_the_whole(llm: LLM) -> None:
+    whole = llm.generate("The sea is", GREEDY)[0].completions[0].text
+    assert "".join(llm.stream("The sea is", GREEDY)) == whole
+
+
+def test_leaving_a_stream_cancels_it(llm: LLM) -> None:
+    long = SamplingParams(max_tokens=4000, temperature=0, ignore_eos=True)
+    assert len(list(islice(llm.stream("The sea is", long), 3))) == 3
+    # All 4,096 slots were promised to it: this runs only if they came back.
+    assert len(list(islice(llm.stream("The sea is", long), 2))) == 2
+
+
+def test_chat(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    answer = llm.chat(messages, SamplingParams(max_tokens=24, temperature=0))
+    assert "Paris" in answer.text
+    assert "".join(llm.stream_chat(messages, SamplingParams(max_tokens=24, temperature=0))) == answer.text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "field"),
+    [
+        ([49152], GREEDY, "prompt"),
+        ([-1], GREEDY, "prompt"),
+        ("a", SamplingParams(max_tokens=8192), "max_tokens"),
+        ("a", SamplingParams(logit_bias={49152: 1.0}), "logit_bias"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_before_anything_runs(
+    llm: LLM, prompt: str | list[int], params: SamplingParams, field: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        llm.generate(["fine", prompt], [GREEDY, params])
+    assert refusal.value.field == field
+    assert llm.generate("The capital of France is", GREEDY)[0].completions[0].text
+
+
+def test_progress_goes_to_standard_error(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
+    llm.generate(["a", "b"], GREEDY, progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "2/2" in err
+    llm.generate("a", GREEDY, progress=False)
+    assert capfd.readouterr().err == ""
