@@ -3,8 +3,8 @@
     python benchmarks/http_streams.py [--streams 32] [--rounds 3] [--out FILE.md]
 
 The same requests (128 random prompt tokens, `--gen` greedy tokens each) run offline in one process and as streams
-against `orcaserve serve` in turn, round by round; the ratio is taken within a round and the median of the rounds is the result.
-The clients run on the same machine and take their share of it.
+against `orcaserve serve` in turn, round by round; the ratio is taken within a round and the median of the rounds is the
+result. The clients run on the same machine and take their share of it.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def fan_out(
 ) -> list[Request]:
     """`params.n` requests over one prompt, each with a seed of its own. Raises what check_request raises.
 
-    A choice's seed depends on the given seed and its index alone, so that a seed repeats every choice; without one it is
-    drawn here, so that nothing below this line is random.
+    A choice's seed depends on the given seed and its index alone, so that a seed repeats every choice; without one it
+    is drawn here, so that nothing below this line is random.
     """
     check_request(input_ids, params, facts)
     stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | facts.eos_ids
