@@ -166,12 +166,14 @@ class Scheduler:
         assert self.n_scheduled <= self.n_workers
         assert len(running) == len(set(running)), "a request is in two batches in flight"
         assert set(running) == {request.id for request in self._pool if request.state is RequestState.RUNNING}
+        admitted = 0
         for request in self._pool:
             assert request.state is not RequestState.FINISHED
             assert (request.id in self._ledger) == (request.state is not RequestState.INITIATION)
             assert request.state is RequestState.RUNNING or not request.cancelled
+            admitted += request.id in self._ledger
+        assert admitted == len(self._ledger), "slots are reserved for a request that is gone"
         assert not any(request_id in self._ledger for request_id in self._drops)
-        assert len(self._ledger) <= len(self._pool), "slots are reserved for a request that is gone"
         self._ledger.check()
         self._policy.check(self._pool)
 
