@@ -89,7 +89,7 @@ class SamplingParams:
         else:
             raise InvalidRequest("stop", "stop must be a string or a list of strings", code="invalid_type")
         ids: object = self.stop_token_ids
-        if not isinstance(ids, Iterable) or isinstance(ids, str):
+        if not isinstance(ids, Iterable) or isinstance(ids, str | bytes):
             raise InvalidRequest("stop_token_ids", "stop_token_ids must be a list of token ids", code="invalid_type")
         ids = tuple(ids)
         for token in ids:
@@ -97,6 +97,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", frozenset(ids))
         if not isinstance(self.logit_bias, Mapping):
             raise InvalidRequest("logit_bias", "logit_bias must map token ids to numbers", code="invalid_type")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller's may change after the check
 
     @property
     def greedy(self) -> bool:

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import pytest
+
+from orcaserve.core import FinishReason, Phase, Request, SamplingParams
+
+STOP = 2
+
+
+def request(n_input: int = 3, max_tokens: int = 4, min_tokens: int = 0, stops: bool = True) -> Request:
+    params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
+    return Request(1, list(range(n_input)), params, frozenset({STOP}) if stops else frozenset())
+
+
+def run(request: Request, tokens: list[int]) -> list[FinishReason | None]:
+    reasons = []
+    for token in tokens:
+        request.output.append(token)
+        reasons.append(request.finish_reason_after(token))
+    return reasons
+
+
+def test_max_tokens_is_the_papers() -> None:
+    assert request(n_input=3, max_tokens=4).max_tokens == 7
+
+
+def test_phase_and_iterations_follow_from_the_output() -> None:
+    one = request()
+    assert (one.phase, one.n_iterations, one.n_input) == (Phase.INITIATION, 0, 3)
+    one.output.append(9)
+    assert (one.phase, one.n_iterations, one.n_input) == (Phase.INCREMENT, 1, 3)
+
+
+def test_ends_by_length() -> None:
+    assert run(request(max_tokens=1), [9]) == [FinishReason.LENGTH]
+    assert run(request(max_tokens=3), [9, 9, 9]) == [None, None, FinishReason.LENGTH]
+
+
+def test_ends_by_stop_id() -> None:
+    assert run(request(), [9, STOP]) == [None, FinishReason.STOP]
+    assert run(request(), [STOP]) == [FinishReason.STOP]
+
+
+def test_stop_wins_over_length_on_the_last_token() -> None:
+    assert run(request(max_tokens=2), [9, STOP]) == [None, FinishReason.STOP]
+
+
+def test_no_stop_ids_no_stop() -> None:
+    assert run(request(stops=False), [STOP] * 4) == [None, None, None, FinishReason.LENGTH]
+
+
+def test_min_tokens_come_before_the_stop_id() -> None:
+    """min_tokens of real output, then the stop id may end it: the stop id itself is not among them."""
+    assert run(request(min_tokens=2), [STOP, STOP, STOP]) == [None, None, FinishReason.STOP]
+    assert run(request(min_tokens=1), [9, STOP]) == [None, FinishReason.STOP]
+    assert run(request(max_tokens=2, min_tokens=2), [STOP, STOP]) == [None, FinishReason.LENGTH]
+
+
+def test_requests_are_equal_by_identity() -> None:
+    """Two clients may send the same thing: they stay two requests, and can be in sets."""
+    assert request() != request()
+    assert len({request(), request()}) == 2
+
+
+def test_an_empty_prompt_is_our_mistake() -> None:
+    with pytest.raises(AssertionError, match="at least one input token"):
+        request(n_input=0)
