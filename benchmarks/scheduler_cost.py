@@ -1,0 +1,150 @@
+"""What does the scheduler cost, and does it grow with the queue?
+
+One iteration of scheduling is `complete` (take the tokens of the batch that returned) and `next_batch` (choose the next
+one). Both are timed against the real Scheduler with a pool kept at a given size: whoever ends is replaced by a new
+arrival, with the lengths of the paper's trace (input U(32, 512), output U(1, 128)). max_bs requests run, the rest wait:
+
+    places  for a place in the batch: there are slots for everybody who can be in it
+    slots   for slots: half a batch's worth of slots, so that the walk ends at a request that does not fit
+    deep    as `places`, with three batches in flight, whose requests each walk passes
+
+    python benchmarks/scheduler_cost.py [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import random
+import statistics
+import time
+from dataclasses import asdict, dataclass
+
+from orcaserve.core import Batch, IterationResult, Request, SamplingParams
+from orcaserve.scheduler import Scheduler
+
+MAX_BS = 32
+PAGE_SIZE = 16
+LONGEST = 512 + 128  # tokens of the trace's longest request
+MEAN = 272 + 128 // 2
+POOL_SIZES = (10, 100, 1_000, 10_000)
+ITERATION_SECONDS = 0.040  # the yardstick
+LIMIT_PERCENT = 1.0
+# case -> n_slots, n_workers
+CASES = {
+    "places": (MAX_BS * (LONGEST + PAGE_SIZE), 1),
+    "slots": (MAX_BS // 2 * MEAN, 1),
+    "deep": (3 * MAX_BS * (LONGEST + PAGE_SIZE), 3),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    case: str
+    pool: int
+    batch: float  # mean requests in a batch
+    next_batch_us: float  # medians
+    complete_us: float
+    total_us: float
+    total_p99_us: float
+    percent: float  # of the iteration, by the median
+
+
+class Arrivals:
+    """The paper's trace, without end. The prompts share one list: the scheduler does not read them."""
+
+    def __init__(self, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._n = 0
+        self._prompt = [1] * LONGEST
+
+    def __next__(self) -> Request:
+        self._n += 1
+        params = SamplingParams(max_tokens=self._rng.randint(1, 128))
+        return Request(self._n, self._prompt[: self._rng.randint(32, 512)], params)
+
+
+def measure(case: str, pool_size: int, iterations: int) -> Row:
+    n_slots, n_workers = CASES[case]
+    scheduler = Scheduler(n_slots, MAX_BS, n_workers, PAGE_SIZE)
+    arrivals = Arrivals(seed=pool_size)
+    for _ in range(pool_size):
+        scheduler.add(next(arrivals), now=0.0)
+    in_flight: list[Batch] = []
+    choosing, taking, sizes = [], [], []
+    chose = 0.0  # seconds to choose the batch submitted last
+    for i in range(iterations + 200):  # the first ones fill the batch
+        while True:
+            started = time.perf_counter()
+            batch = scheduler.next_batch()
+            seconds = time.perf_counter() - started
+            if batch is None:
+                break
+            in_flight.append(batch)
+            chose = seconds
+        oldest = in_flight.pop(0)
+        result = IterationResult(oldest.iteration, [7] * len(oldest.entries))
+        started = time.perf_counter()
+        progress = scheduler.complete(result)
+        took = time.perf_counter() - started
+        for news in progress:
+            if news.finish_reason is not None:
+                scheduler.add(next(arrivals), now=0.0)
+        if i >= 200:
+            choosing.append(chose)
+            taking.append(took)
+            sizes.append(len(oldest.entries))
+    totals = sorted(a + b for a, b in zip(choosing, taking, strict=True))
+    median = statistics.median(totals)
+    return Row(
+        case,
+        pool_size,
+        round(statistics.mean(sizes), 1),
+        round(statistics.median(choosing) * 1e6, 1),
+        round(statistics.median(taking) * 1e6, 1),
+        round(median * 1e6, 1),
+        round(totals[len(totals) * 99 // 100] * 1e6, 1),
+        round(median / ITERATION_SECONDS * 100, 3),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Cost of one iteration's scheduling (next_batch + complete).")
+    parser.add_argument("--iterations", type=int, default=5_000, help="measured iterations of each row")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
+    args = parser.parse_args()
+
+    rows = []
+    for case in CASES:
+        for pool_size in POOL_SIZES:
+            gc.collect()
+            rows.append(measure(case, pool_size, args.iterations))
+    # Growth: the largest queue against the smallest pool that fills the batch in every case.
+    growth = {
+        case: round(by_size[10_000] / by_size[100], 2)
+        for case in CASES
+        for by_size in [{row.pool: row.total_us / row.batch for row in rows if row.case == case}]
+    }
+    within = all(row.percent < LIMIT_PERCENT for row in rows)
+    if args.json:
+        facts = {"python": platform.python_version(), "max_bs": MAX_BS, "iteration_ms": ITERATION_SECONDS * 1e3}
+        print(json.dumps({**facts, "rows": [asdict(row) for row in rows], "growth": growth, "within": within}))
+    else:
+        print("| waiting for | pool | batch | next_batch us | complete us | both us | p99 us | % of 40 ms |")
+        print("|---|---|---|---|---|---|---|---|")
+        for row in rows:
+            print(
+                f"| {row.case} | {row.pool:,} | {row.batch:.1f} | {row.next_batch_us:.1f} | {row.complete_us:.1f} "
+                f"| {row.total_us:.1f} | {row.total_p99_us:.1f} | {row.percent:.2f} |"
+            )
+        print()
+        for case, ratio in growth.items():
+            print(f"{case}: cost per request of the batch with 10,000 in the pool / with 100 = {ratio:.2f}")
+        print(f"below {LIMIT_PERCENT:g} % of an iteration in every row: {'yes' if within else 'NO'}")
+    return 0 if within else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
