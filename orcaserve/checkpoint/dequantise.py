@@ -1,0 +1,157 @@
+"""Stored numbers to float32: the plain kinds and the common block kinds of GGUF, in vectorised numpy.
+
+A block kind stores 32 (or 256) neighbours of a row together: a scale, perhaps a minimum, and small integers. The kinds
+below are ours; the K-quants and rarer ones go through the `gguf` library, imported only when such a tensor is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orcaserve.core.errors import CheckpointError, UnsupportedModel
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+CHUNK_BYTES = 1 << 18  # of stored data turned at a time: its temporaries stay in the cache, and out of the peak memory
+
+
+def dequantise(kind: str, stored: Bytes, out: Floats) -> None:
+    """Write the numbers stored in `stored` (bytes, one dimension) to `out` (one dimension, contiguous).
+
+    Raises UnsupportedModel for a kind that cannot be turned into float32 here.
+    """
+    if kind in _PLAIN:
+        _PLAIN[kind](stored, out)
+    elif kind in _BLOCKS:
+        block = _BLOCKS[kind]
+        rows, numbers = stored.reshape(-1, block.n_bytes), out.reshape(-1, block.n_numbers)
+        step = CHUNK_BYTES // block.n_bytes
+        for start in range(0, len(rows), step):
+            block.turn(rows[start : start + step], numbers[start : start + step])
+    else:
+        _by_library(kind, stored, out)
+
+
+def _float64(stored: Bytes, out: Floats) -> None:
+    out[:] = stored.view("<f8")
+
+
+def _float32(stored: Bytes, out: Floats) -> None:
+    out[:] = stored.view("<f4")
+
+
+def _float16(stored: Bytes, out: Floats) -> None:
+    out[:] = stored.view("<f2")
+
+
+def _bfloat16(stored: Bytes, out: Floats) -> None:
+    """A bfloat16 is the upper half of a float32."""
+    bits = out.view(np.uint32)
+    bits[:] = stored.view("<u2")
+    bits <<= 16
+
+
+def _halves(blocks: Bytes, start: int) -> Floats:
+    """The float16 at byte `start` of each block, as a column [blocks, 1]."""
+    column: Floats = blocks[:, start : start + 2].copy().view("<f2").astype(np.float32)
+    return column
+
+
+def _q8_0(blocks: Bytes, out: Floats) -> None:
+    """scale, 32 int8."""
+    out[:] = blocks[:, 2:].view(np.int8)
+    out *= _halves(blocks, 0)
+
+
+def _nibbles(packed: Bytes, out: NDArray[Any]) -> None:
+    """16 bytes hold 32 numbers: the low halves are the first 16, the high halves the rest."""
+    out[:, :16] = packed & 15
+    out[:, 16:] = packed >> 4
+
+
+def _q4_0(blocks: Bytes, out: Floats) -> None:
+    """scale, 16 bytes; a number is (nibble - 8) * scale."""
+    _nibbles(blocks[:, 2:], out)
+    out -= 8
+    out *= _halves(blocks, 0)
+
+
+def _q4_1(blocks: Bytes, out: Floats) -> None:
+    """scale, minimum, 16 bytes; a number is nibble * scale + minimum."""
+    _nibbles(blocks[:, 4:], out)
+    out *= _halves(blocks, 0)
+    out += _halves(blocks, 2)
+
+
+def _five_bits(high: Bytes, low: Bytes) -> Bytes:
+    """The fifth bit of number i is bit i of the four bytes `high` (little-endian)."""
+    numbers = np.unpackbits(high, axis=1, bitorder="little")
+    numbers <<= 4
+    numbers[:, :16] |= low & 15
+    numbers[:, 16:] |= low >> 4
+    return numbers
+
+
+def _q5_0(blocks: Bytes, out: Floats) -> None:
+    """scale, 32 high bits, 16 bytes; a number is (five bits - 16) * scale."""
+    out[:] = _five_bits(blocks[:, 2:6], blocks[:, 6:])
+    out -= 16
+    out *= _halves(blocks, 0)
+
+
+def _q5_1(blocks: Bytes, out: Floats) -> None:
+    """scale, minimum, 32 high bits, 16 bytes; a number is five bits * scale + minimum."""
+    out[:] = _five_bits(blocks[:, 4:8], blocks[:, 8:])
+    out *= _halves(blocks, 0)
+    out += _halves(blocks, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    n_numbers: int
+    n_bytes: int
+    turn: Callable[[Bytes, Floats], None]
+
+
+_PLAIN: dict[str, Callable[[Bytes, Floats], None]] = {
+    "F64": _float64,
+    "F32": _float32,
+    "F16": _float16,
+    "BF16": _bfloat16,
+}
+_BLOCKS = {
+    "Q8_0": _Block(32, 34, _q8_0),
+    "Q4_0": _Block(32, 18, _q4_0),
+    "Q4_1": _Block(32, 20, _q4_1),
+    "Q5_0": _Block(32, 22, _q5_0),
+    "Q5_1": _Block(32, 24, _q5_1),
+}
+
+
+def _by_library(kind: str, stored: Bytes, out: Floats) -> None:
+    from gguf import GGMLQuantizationType
+    from gguf.constants import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    supported = ", ".join([*_PLAIN, *_BLOCKS, "and the K, IQ, TQ and MXFP4 kinds of GGUF"])
+    try:
+        number = GGMLQuantizationType[kind]
+    except KeyError:
+        raise UnsupportedModel(f"tensors of kind {kind} are not supported; supported are {supported}") from None
+    block_numbers, block_bytes = GGML_QUANT_SIZES[number]
+    step = max(CHUNK_BYTES // block_bytes, 1)
+    blocks, numbers = stored.reshape(-1, block_bytes), out.reshape(-1, block_numbers)
+    for start in range(0, len(blocks), step):
+        try:
+            # Scales of hostile files may be infinite or not numbers: what they give is checked as weights are.
+            with np.errstate(all="ignore"):
+                numbers[start : start + step] = dequantize(blocks[start : start + step], number)
+        except NotImplementedError:
+            raise UnsupportedModel(f"tensors of kind {kind} are not supported; supported are {supported}") from None
+        except (ValueError, IndexError) as error:
+            raise CheckpointError(f"data of kind {kind} is damaged: {error}") from error

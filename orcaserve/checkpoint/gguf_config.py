@@ -1,0 +1,168 @@
+"""GGUF metadata in the names that transformers' config.json uses, so that a family is read in one way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orcaserve.checkpoint.tensor_info import TensorInfo
+from orcaserve.core.errors import CheckpointError, UnsupportedModel
+
+# metadata key after "<architecture>." -> config key
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "expert_count": "num_local_experts",
+}
+_GPT2 = {
+    "max_position_embeddings": "n_positions",
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "intermediate_size": "n_inner",
+    "layer_norm_eps": "layer_norm_epsilon",
+}
+_RENAMED = {"gpt2": _GPT2}  # architectures whose config.json has names of its own
+_EOS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+
+ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that are settings: they go into the config, and are no parameters of the model."""
+
+
+def config_of(
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, TensorInfo],
+    read: Callable[[str], NDArray[np.float32]],
+) -> dict[str, Any]:
+    """A config as transformers would write it. Raises CheckpointError or UnsupportedModel.
+
+    `read` gives the numbers of a tensor; it is called for ROPE_TENSORS only.
+    """
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise CheckpointError("general.architecture is missing")
+    if metadata.get("split.count", 1) not in (0, 1):
+        raise UnsupportedModel("a GGUF file split into several is not supported: merge the parts into one file")
+    values = _Values(metadata, architecture)
+    config: dict[str, Any] = {"model_type": architecture}
+    for key, name in _SIZES.items():
+        value = values.number(key)
+        if value is not None:
+            config[name] = value
+    embedding = tensors.get("token_embd.weight")
+    if embedding is not None:
+        config.setdefault("vocab_size", embedding.shape[0])
+    if values.number("attention.value_length") not in (None, config.get("head_dim")):
+        raise UnsupportedModel(f"{architecture}: heads whose keys and values differ in size are not supported")
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    config["attention_bias"] = "blk.0.attn_output.bias" in tensors
+    config["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
+    config |= _rope(values, config, {name: read(name) for name in ROPE_TENSORS if name in tensors})
+    renamed = _RENAMED.get(architecture, {})
+    return {renamed.get(name, name): value for name, value in config.items()}
+
+
+def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """What generation_config.json would say: eos ids, and the sampling settings a file may recommend."""
+    eos = [metadata[key] for key in _EOS if type(metadata.get(key)) is int]
+    config: dict[str, Any] = {"eos_token_id": eos}
+    for key, name in _SAMPLING.items():
+        if f"general.sampling.{key}" in metadata:
+            config[name] = metadata[f"general.sampling.{key}"]
+    return config
+
+
+class _Values:
+    """The metadata of one architecture."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self._metadata, self._architecture = metadata, architecture
+
+    def number(self, key: str) -> int | float | None:
+        """One number; a list with one number per layer must hold the same one for all."""
+        full = f"{self._architecture}.{key}"
+        value = self._metadata.get(full)
+        if isinstance(value, np.ndarray) and value.size:
+            if (value != value[0]).any():
+                raise UnsupportedModel(f"{full} differs from layer to layer, which is not supported")
+            value = value[0].item()
+        if value is not None and type(value) not in (int, float):
+            raise CheckpointError(f"{full} is not a number")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self._metadata.get(f"{self._architecture}.{key}")
+        if value is not None and not isinstance(value, str):
+            raise CheckpointError(f"{self._architecture}.{key} is not a string")
+        return value
+
+
+def _rope(values: _Values, config: Mapping[str, Any], factors: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
+    """rope_theta, rope_scaling and partial_rotary_factor, as far as the file sets them."""
+    rope: dict[str, Any] = {}
+    theta = values.number("rope.freq_base")
+    if theta is not None:
+        rope["rope_theta"] = theta
+    rotary, heads, hidden = (
+        values.number("rope.dimension_count"),
+        config.get("num_attention_heads"),
+        config.get("hidden_size"),
+    )
+    if rotary and heads and hidden:
+        rope["partial_rotary_factor"] = rotary / (config.get("head_dim") or hidden / heads)
+    scaling = _scaling(values, config, factors)
+    if scaling:
+        rope["rope_scaling"] = scaling
+    return rope
+
+
+def _scaling(values: _Values, config: Mapping[str, Any], factors: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:
+    kind = values.text("rope.scaling.type") or "none"
+    factor = values.number("rope.scaling.factor") or values.number("rope.scale_linear")
+    original = values.number("rope.scaling.original_context_length")
+    attention = values.number("rope.scaling.attn_factor") or values.number("rope.scaling.yarn_attn_factor")
+    if values.number("rope.scaling.yarn_log_multiplier") or values.number("rope.scaling.yarn_ext_factor"):
+        raise UnsupportedModel("yarn with a log multiplier or an extrapolation factor of its own is not supported")
+    if "rope_freqs.weight" in factors:
+        # The converter has already worked llama3's scaling (or another) out into one divisor per frequency.
+        return {"rope_type": "divisors", "divisors": factors["rope_freqs.weight"].tolist(), "factor": factor or 1.0}
+    if "rope_factors_long.weight" in factors and "rope_factors_short.weight" in factors:
+        scaling: dict[str, Any] = {
+            "rope_type": "longrope",
+            "long_factor": factors["rope_factors_long.weight"].tolist(),
+            "short_factor": factors["rope_factors_short.weight"].tolist(),
+        }
+        if attention is not None:
+            scaling["attention_factor"] = attention
+    elif kind == "yarn":
+        scaling = {"rope_type": "yarn", "factor": factor}
+        for key in ("beta_fast", "beta_slow"):
+            beta = values.number(f"rope.scaling.yarn_{key}")
+            if beta is not None:
+                scaling[key] = beta
+        if attention is not None:
+            scaling["attention_multiplier"] = attention
+    elif kind == "linear" or (kind == "none" and values.number("rope.scale_linear")):
+        return {"rope_type": "linear", "factor": factor or 1.0}
+    elif kind == "none":
+        return {}
+    else:
+        raise UnsupportedModel(
+            f"rope scaling of kind {kind} is not supported in GGUF; none, linear, yarn, longrope are"
+        )
+    if original is not None:
+        scaling["original_max_position_embeddings"] = original
+    return scaling

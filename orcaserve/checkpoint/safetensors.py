@@ -1,0 +1,77 @@
+"""SafetensorsFile: the tensors of one safetensors file.
+
+    header length u64 | header, JSON: name -> {dtype, shape, data_offsets [begin, end]} | data; offsets count from there
+
+Everything the header claims is compared with the file's size before it is used; there is no code in such a file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orcaserve.checkpoint.json_object import parse_object
+from orcaserve.checkpoint.mapped_file import MappedFile
+from orcaserve.checkpoint.tensor_info import TensorInfo, check_apart
+from orcaserve.core.errors import CheckpointError, UnsupportedModel
+
+MAX_HEADER = 100 << 20
+MAX_DIMENSIONS = 8
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+
+
+class SafetensorsFile:
+    """One open file; reads its header at once, its tensors when asked.
+
+    tensors: name -> TensorInfo. Raises ModelNotFound, CheckpointError (damaged) and UnsupportedModel (kind of number).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = MappedFile(path, least_bytes=10)
+        size = self._file.size
+        length = int.from_bytes(self._file.data[:8], "little")
+        data = 8 + length
+        if length > MAX_HEADER or data > size:
+            raise CheckpointError(f"{path.name} claims a header of {length} bytes, more than it can hold")
+        header = parse_object(self._file.data[8:data], path.name)
+        header.pop("__metadata__", None)
+        self.tensors = {name: self._entry(name, entry, data) for name, entry in header.items()}
+        check_apart(self.tensors.values(), path.name)
+        used = sum(info.n_bytes for info in self.tensors.values())
+        if data + used != size:
+            raise CheckpointError(f"{path.name} has {size - data} bytes of data, its tensors fill {used}")
+
+    def _entry(self, name: str, entry: Any, data: int) -> TensorInfo:
+        where = f"{self.path.name}: tensor {name}"
+        if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+            raise CheckpointError(f"{where} is not described by dtype, shape and data_offsets")
+        kind, shape, place = entry["dtype"], entry["shape"], entry["data_offsets"]
+        if not isinstance(kind, str) or kind not in ITEM_BYTES:
+            raise UnsupportedModel(f"{where} has a kind of number that is not supported; {', '.join(ITEM_BYTES)} are")
+        if not (_are_sizes(shape) and _are_sizes(place) and len(place) == 2 and len(shape) <= MAX_DIMENSIONS):
+            raise CheckpointError(f"{where} has a malformed shape or place")
+        n_bytes = ITEM_BYTES[kind]
+        for n in shape:
+            n_bytes *= n
+        begin, end = place
+        if end - begin != n_bytes or data + end > self._file.size:
+            raise CheckpointError(f"{where} of shape {shape} needs {n_bytes} bytes, its place is {begin} to {end}")
+        return TensorInfo(name, tuple(shape), kind, data + begin, n_bytes)
+
+    def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+        """The tensor as float32, into `out` (contiguous, same shape) if given. KeyError if `tensors` lacks it."""
+        return self._file.read(self.tensors[name], out)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)

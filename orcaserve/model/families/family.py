@@ -1,0 +1,65 @@
+"""Family: how one kind of model differs from the skeleton, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from orcaserve.model.families.settings import Settings
+from orcaserve.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What a format calls the tensors of a family, without the endings .weight and .bias.
+
+    A tuple names the parts that are stacked, first one on top, into one matrix of the skeleton.
+    layer: start of the names of layer {i}; the six names after it follow that start.
+    prefix: start that files may put before every name but the head's.
+    transposed: matrices are stored [in, out].
+    interleaved: model types whose query and key rows are stored as pairs (i, i + half) side by side, head by head.
+    ignored: patterns (re.fullmatch) of tensors that are no parameters.
+    """
+
+    embedding: str
+    positions: str | None
+    layer: str
+    attention_norm: str
+    qkv: tuple[str, ...]
+    out: str
+    mlp_norm: str
+    up: tuple[str, ...]
+    down: str
+    norm: str
+    head: str
+    prefix: str = ""
+    transposed: bool = False
+    interleaved: frozenset[str] = frozenset()
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """model_types: values of config.json's model_type (and of GGUF's general.architecture) that it reads."""
+
+    name: str
+    model_types: tuple[str, ...]
+    spec: Callable[[Settings], ModelSpec]
+    safetensors: Names
+    gguf: Names
+
+
+# The decoder-only families of GGUF share these names.
+GGUF_NAMES = Names(
+    embedding="token_embd",
+    positions=None,
+    layer="blk.{i}.",
+    attention_norm="attn_norm",
+    qkv=("attn_q", "attn_k", "attn_v"),
+    out="attn_output",
+    mlp_norm="ffn_norm",
+    up=("ffn_gate", "ffn_up"),
+    down="ffn_down",
+    norm="output_norm",
+    head="output",
+)
