@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import (
-    CannotFit,
     Engine,
     EngineError,
     EngineFacts,
@@ -19,6 +18,7 @@ from orcaserve.core import (
     Progress,
     Request,
 )
+from orcaserve.core.admission import check_request
 from orcaserve.engine.local import LocalEngine
 from orcaserve.scheduler.loop import IterationLoop
 from orcaserve.scheduler.scheduler import Scheduler
@@ -98,18 +98,9 @@ class EngineHost:
 
     def _check(self, request: Request) -> None:
         """What the endpoint has checked already, once more: nothing past this point may fail for a request's sake."""
-        vocabulary = self.facts.vocab_size
-        if not (min(request.input_ids) >= 0 and max(request.input_ids) < vocabulary):
-            raise InvalidRequest("prompt", f"the prompt holds a token id outside 0..{vocabulary - 1}")
-        if any(not 0 <= token < vocabulary for token in request.stop_ids):
-            raise InvalidRequest("stop_token_ids", f"stop_token_ids holds a token id outside 0..{vocabulary - 1}")
-        request.params.check_vocabulary(vocabulary)
-        if request.max_tokens > self.facts.context_length:
-            raise CannotFit(
-                "max_tokens",
-                f"{request.n_input} input tokens + max_tokens {request.params.max_tokens} exceed the context length "
-                f"of {self.facts.context_length}",
-            )
+        check_request(request.input_ids, request.params, self.facts)
+        if any(not 0 <= token < self.facts.vocab_size for token in request.stop_ids):
+            raise InvalidRequest("stop_token_ids", f"a stop id lies outside 0..{self.facts.vocab_size - 1}")
 
     def _publish(self, report: IterationReport) -> None:
         self._status = report.status

@@ -40,7 +40,7 @@ class EngineProcess:
         self._config = config
         self._log_level = log_level
         self._child: subprocess.Popen[bytes] | None = None
-        self._socket: Path | None = None
+        self.socket: Path | None = None  # while it is there: its directory goes once the endpoint is attached
         self._last_words = b""
         self._over = threading.Event()
         self._listeners: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -53,11 +53,11 @@ class EngineProcess:
         """
         assert self._child is None
         directory = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the socket in it is ours alone
-        self._socket = directory / "engine.sock"
-        if len(os.fsencode(self._socket)) > MAX_SOCKET_PATH:
+        self.socket = directory / "engine.sock"
+        if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             directory.rmdir()
             raise ConfigError("TMPDIR", f"its name is too long for a socket in it ({MAX_SOCKET_PATH} bytes in all)")
-        command = [sys.executable, "-P", "-m", ENGINE_MODULE, "--socket", str(self._socket)]
+        command = [sys.executable, "-P", "-m", ENGINE_MODULE, "--socket", str(self.socket)]
         self._child = subprocess.Popen(
             [*command, "--parent", str(os.getpid()), "--log-level", self._log_level],
             stdin=subprocess.PIPE,
@@ -81,8 +81,8 @@ class EngineProcess:
 
         Raises what the engine said in its last words: ModelError or one below it, ConfigError; EngineError otherwise.
         """
-        assert self._socket is not None, "started"
-        attaching = asyncio.create_task(EngineClient.connect(self._socket))
+        assert self.socket is not None, "started"
+        attaching = asyncio.create_task(EngineClient.connect(self.socket))
         ending = asyncio.create_task(self.wait())
         try:
             await asyncio.wait({attaching, ending}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
@@ -125,15 +125,15 @@ class EngineProcess:
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         """Until the child ends; on a thread of its own, for no event loop may be running yet."""
-        assert child.stdout is not None and child.stdin is not None and self._socket is not None
+        assert child.stdout is not None and child.stdin is not None and self.socket is not None
         self._last_words = child.stdout.read()
         child.wait()
         child.stdout.close()
         with contextlib.suppress(OSError):
             child.stdin.close()
         with contextlib.suppress(OSError):  # it does so itself, unless it was killed
-            self._socket.unlink(missing_ok=True)
-            self._socket.parent.rmdir()
+            self.socket.unlink(missing_ok=True)
+            self.socket.parent.rmdir()
         with self._lock:
             self._over.set()
             for loop, over in self._listeners:

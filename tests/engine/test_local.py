@@ -121,9 +121,9 @@ def test_many_requests_run_to_their_end(rig: Rig) -> None:
     [
         (request(1, first=100), "prompt holds a token id outside 0..99"),
         (request(1, first=-1), "prompt holds a token id outside 0..99"),
-        (Request(1, [1], SamplingParams(), frozenset({100})), "stop_token_ids"),
+        (Request(1, [1], SamplingParams(), frozenset({100})), "stop id"),
         (Request(1, [1], SamplingParams(logit_bias={100: 1.0})), "logit_bias"),
-        (request(1, n_input=40, max_tokens=11), "exceed the context length of 50"),
+        (request(1, n_input=40, max_tokens=11), "the context length holds 50"),
     ],
 )
 def test_a_request_that_the_model_cannot_run_is_refused_alone(rig: Rig, bad: Request, says: str) -> None:
