@@ -1,0 +1,79 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any
+
+from orcaserve.core.errors import InvalidRequest
+from orcaserve.serving.fields import COMPLETION, check_fields
+from orcaserve.serving.generation import answer_stream, answer_whole, opening, usage_tail
+from orcaserve.serving.http import Exchange
+from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
+from orcaserve.serving.prompts import encode_prompts, read_prompts
+from orcaserve.serving.service import Service
+
+DEFAULT_MAX_TOKENS = 16
+MAX_ALL_CHOICES = 1024  # n x prompts
+LONG = 4096  # characters from which encoding leaves the event loop
+
+
+class CompletionShape:
+    def __init__(self, answer_id: str, model: str, include_usage: bool) -> None:
+        self._id = answer_id
+        self._model = model
+        self._created = int(time.time())
+        self._open = opening(answer_id, "text_completion", self._created, model)
+        self._close = usage_tail(None, include_usage)
+
+    def frames(self, index: int, text: str, finish_reason: str | None) -> str:
+        reason = f'"{finish_reason}"' if finish_reason else "null"
+        choice = f'{{"index":{index},"text":{quote(text)},"logprobs":null,"finish_reason":{reason}}}'
+        return f"{self._open}{choice}{self._close}"
+
+    def usage_frame(self, usage: dict[str, Any]) -> str:
+        return self._open + usage_tail(usage, asked=True)
+
+    def answer(self, texts: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "object": "text_completion",
+            "created": self._created,
+            "model": self._model,
+            "choices": [
+                {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
+                for index, (text, reason) in enumerate(texts)
+            ],
+            "usage": usage,
+        }
+
+
+async def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> None:
+    """Answer a completion. Raises InvalidRequest before anything is sent."""
+    arrival = time.monotonic()
+    check_model(body, service.name)
+    exchange.name_ignored(check_fields(body, COMPLETION))
+    options = stream_options(body)
+    params = sampling_params(body, DEFAULT_MAX_TOKENS)
+    prompts = read_prompts(body.get("prompt"), service.facts.vocab_size)
+    if len(prompts) * params.n > MAX_ALL_CHOICES:
+        raise InvalidRequest("n", f"n times the number of prompts must be at most {MAX_ALL_CHOICES}")
+    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) < LONG:
+        encoded = encode_prompts(prompts, service.tokenizer)
+    else:
+        encoded = await service.in_thread(lambda: encode_prompts(prompts, service.tokenizer))
+    given = max_tokens_field(body) is not None
+    work = []
+    for ids in encoded:
+        most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
+        work.append((ids, replace(params, max_tokens=most)))
+    choices = service.start(work, arrival)
+    shape = CompletionShape(exchange.id, service.name, options.include_usage)
+    n_prompt = sum(map(len, encoded))
+    if options.stream:
+        await answer_stream(exchange, choices, shape, n_prompt, options.include_usage)
+    else:
+        await answer_whole(exchange, choices, shape, n_prompt)

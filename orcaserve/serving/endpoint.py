@@ -1,0 +1,228 @@
+"""The endpoint process: binds the port, starts the engine, serves until it is told to stop or the engine dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from orcaserve.config import EngineConfig, ServingConfig
+from orcaserve.core.errors import ConfigError
+from orcaserve.process import name_process
+from orcaserve.serving.app import App
+from orcaserve.serving.http_protocol import HttpProtocol
+from orcaserve.serving.launcher import EngineProcess
+from orcaserve.serving.service import Service
+from orcaserve.serving.tokenizer import Tokenizer
+
+GRACE_SECONDS = 5.0  # running requests may finish for so long after the first signal
+FAREWELL_SECONDS = 2.0  # for the last bytes of answers that were cut
+BACKLOG = 2048
+
+_log = logging.getLogger("orcaserve")
+
+
+def run_endpoint(serving: ServingConfig, engine: EngineConfig) -> int:
+    """Serve until a signal ends it. Returns the exit code: 0 after a signal, 1 if the engine died or requests
+    were cut.
+
+    Raises ConfigError if the address cannot be had, ModelError if the model cannot, EngineError if the engine does not
+    come up. Call it on the main thread.
+    """
+    name_process("endpoint")
+    _set_up_logging(serving.log_level)
+    with _bound(serving) as listener:
+        process = EngineProcess(engine, serving.log_level)
+        process.start()
+        runner = asyncio.Runner(loop_factory=_loop_factory())
+        try:
+            with runner:
+                return runner.run(_Endpoint(serving, engine, process, listener).run())
+        except KeyboardInterrupt:
+            return 0  # before the loop could take signals
+
+
+class _Endpoint:
+    def __init__(
+        self, serving: ServingConfig, engine: EngineConfig, process: EngineProcess, listener: socket.socket
+    ) -> None:
+        self._serving = serving
+        self._engine = engine
+        self._process = process
+        self._listener = listener
+        self._app = App(serving)
+        self._stop = asyncio.Event()
+        self._stop_now = asyncio.Event()
+        self._server = HttpServer(self._app)
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, self._on_signal)
+        _log.info("loading %s", self._engine.model.path)
+        http = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        stalled = asyncio.create_task(self._app.drop_stalled())
+        try:
+            return await self._serve()
+        finally:
+            self._server.should_exit = True
+            await http
+            stalled.cancel()
+            await self._process.stop()
+
+    async def _serve(self) -> int:
+        """Load, say so, and wait for the end."""
+        stop = asyncio.create_task(self._stop.wait())
+        loading = asyncio.create_task(self._load())
+        await asyncio.wait({stop, loading}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            return 0
+        client, service = await loading
+        self._app.service = service
+        self._announce(service)
+        gone = asyncio.create_task(client.closed.wait())
+        try:
+            await asyncio.wait({stop, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():
+                code = await self._process.wait()
+                _log.error("the engine has ended (%s, exit code %d); the endpoint ends too", client.reason, code)
+                await self._drain(FAREWELL_SECONDS)
+                return 1
+            await self._drain(GRACE_SECONDS)
+            return 0 if self._app.idle.is_set() else 1
+        finally:
+            gone.cancel()
+            await client.close()  # open streams end with an error event
+            await self._drain(FAREWELL_SECONDS)
+            service.close()
+
+    async def _load(self) -> tuple[Any, Service]:
+        """The engine loads the model in its process while this one reads the tokenizer."""
+        path = self._engine.model.path
+        reading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_path, path))
+        try:
+            client = await self._process.connect(self._serving.start_timeout)
+        except BaseException:
+            reading.cancel()
+            raise
+        name = self._serving.served_model_name or self._engine.model.name
+        try:
+            return client, Service(client, await reading, name)
+        except BaseException:
+            await client.close()
+            raise
+
+    async def _drain(self, seconds: float) -> None:
+        """Let running requests finish, `seconds` at most; a second signal ends the wait."""
+        self._app.draining = True
+        waits = [asyncio.create_task(event.wait()) for event in (self._app.idle, self._stop_now)]
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    def _on_signal(self) -> None:
+        self._app.draining = True
+        (self._stop_now if self._stop.is_set() else self._stop).set()
+
+    def _announce(self, service: Service) -> None:
+        facts = service.facts
+        _log.info(
+            "%s: context %d tokens; max_bs (--max-num-seqs) %d, n_slots (K/V tokens) %d, n_workers %d",
+            service.name, facts.context_length, facts.max_bs, facts.n_slots, facts.n_workers,
+        )  # fmt: skip
+        _log.info("ready on %s  (API: /docs, metrics: /metrics)", _url(self._listener))
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn with our protocol and limits; signals and logging are the endpoint's business."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=HttpProtocol,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _bound(serving: ServingConfig) -> Iterator[socket.socket]:
+    """The listening address, taken before anything slow is done."""
+    if serving.uds is not None:
+        path = Path(serving.uds)
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(path))
+        except OSError as error:
+            listener.close()
+            raise ConfigError("--uds", f"cannot listen on {path}: {os.strerror(error.errno or 0)}") from error
+        try:
+            yield listener
+        finally:
+            listener.close()
+            path.unlink(missing_ok=True)
+        return
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError("--host", f"{serving.host} is not an address of this machine") from error
+    listener = socket.socket(family)
+    with listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+            listener.listen(BACKLOG)  # without this, two servers could both bind
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise ConfigError("--port", f"{serving.host}:{serving.port} is in use; choose another port") from error
+            message = f"cannot listen on {serving.host}:{serving.port}: {os.strerror(error.errno or 0)}"
+            raise ConfigError("--host", message) from error
+        yield listener
+
+
+def _url(listener: socket.socket) -> str:
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _set_up_logging(level: str) -> None:
+    logging.basicConfig(
+        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
+    )
+    # What clients send wrong is counted, not logged; uvicorn's own news repeats ours.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)

@@ -1,0 +1,172 @@
+"""The request fields: what is accepted, what is refused by name, and what the schema says of each.
+
+One table per endpoint serves checking, `/openapi.json` and the list of ignored fields, so that they cannot disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
+
+Schema = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Field:
+    """One accepted field. Null always means absent."""
+
+    schema: Schema
+    text: str = ""
+
+    @property
+    def documented(self) -> Schema:
+        nullable = {"anyOf": [self.schema, {"type": "null"}]}
+        return {**nullable, "description": self.text} if self.text else nullable
+
+
+def _number(low: float, high: float, text: str = "") -> Field:
+    return Field({"type": "number", "minimum": low, "maximum": high}, text)
+
+
+def _integer(low: int, high: int, text: str = "") -> Field:
+    return Field({"type": "integer", "minimum": low, "maximum": high}, text)
+
+
+_FLAG: Schema = {"type": "boolean"}
+_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
+
+SAMPLING: dict[str, Field] = {
+    "temperature": _number(0, 2, "0 is greedy."),
+    "top_p": _number(0, 1),
+    "top_k": _integer(-1, 2**31 - 1, "0 and -1: no limit."),
+    "min_p": _number(0, 1),
+    "n": _integer(1, MAX_CHOICES, "Choices per prompt."),
+    "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
+    "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "repetition_penalty": _number(0.01, 10),
+    "logit_bias": Field(
+        {
+            "type": "object",
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+            "maxProperties": MAX_LOGIT_BIAS,
+        },
+        "Token id to bias.",
+    ),
+    "max_tokens": _integer(1, 2**31 - 1, "Most tokens to generate."),
+    "min_tokens": _integer(0, 2**31 - 1, "Nothing ends the text before so many tokens."),
+    "ignore_eos": Field(_FLAG, "Go on past the model's own end."),
+    "stop_token_ids": Field(_IDS),
+    "include_stop_str_in_output": Field(_FLAG),
+    "skip_special_tokens": Field(_FLAG),
+}
+COMMON: dict[str, Field] = {
+    "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
+    "stream": Field(_FLAG),
+    "stream_options": Field({"type": "object", "properties": {"include_usage": _FLAG}}),
+    "user": Field({"type": "string"}),
+    **SAMPLING,
+}
+COMPLETION: dict[str, Field] = {
+    "prompt": Field(
+        {
+            "anyOf": [
+                {"type": "string"},
+                {"type": "array", "items": {"type": "string"}},
+                _IDS,
+                {"type": "array", "items": _IDS},
+            ]
+        },
+        "Text, texts, token ids, or lists of token ids. Without one, the model starts a new document.",
+    ),
+    **COMMON,
+}
+CHAT: dict[str, Field] = {
+    "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
+    "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
+    **COMMON,
+}
+
+
+def _is_off(value: Any) -> bool:
+    """Null, false, zero and empty ask for nothing. True of 0 and 0.0, so not for fields where 0 asks for something."""
+    return value is None or value is False or value == 0 or value in ("", [], {})
+
+
+def _is_null_or_false(value: Any) -> bool:
+    return value is None or value is False
+
+
+# Fields of the API that change the answer and are not served: (is this value harmless?)
+_Harmless = Callable[[Any], bool]
+UNSUPPORTED: dict[str, _Harmless] = {
+    "suffix": _is_off,
+    "logprobs": _is_null_or_false,
+    "top_logprobs": _is_null_or_false,
+    "prompt_logprobs": _is_null_or_false,
+    "echo": _is_null_or_false,
+    "tools": _is_off,
+    "tool_choice": lambda value: value in (None, "none", "auto"),
+    "functions": _is_off,
+    "function_call": lambda value: value in (None, "none", "auto"),
+    "response_format": lambda value: value is None or (isinstance(value, dict) and value.get("type") == "text"),
+    "structured_outputs": _is_off,
+    "guided_json": _is_off,
+    "guided_regex": _is_off,
+    "guided_choice": _is_off,
+    "guided_grammar": _is_off,
+    "modalities": lambda value: value in (None, ["text"]),
+    "audio": _is_off,
+    "prediction": _is_off,
+    "priority": _is_off,
+    "timeout": lambda value: value is None,
+    "return_token_ids": _is_null_or_false,
+    "use_beam_search": _is_null_or_false,
+    "bad_words": _is_off,
+    "truncate_prompt_tokens": lambda value: value is None,
+    "chat_template": lambda value: value is None,
+    "continue_final_message": _is_null_or_false,
+}
+
+
+def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[str]:
+    """Refuse what is asked for and not served; return the names of fields that have no effect.
+
+    Raises InvalidRequest naming the field.
+    """
+    ignored = []
+    for name, value in body.items():
+        if name in UNSUPPORTED:
+            if not UNSUPPORTED[name](value):
+                raise InvalidRequest(name, f"{name} is not supported with this value", code="unsupported_parameter")
+        elif name == "best_of":
+            _check_best_of(value, body.get("n"))
+        elif name not in known:
+            ignored.append(name)
+    return ignored
+
+
+def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise InvalidRequest(name, f"{name} must be true or false", code="invalid_type")
+    return value
+
+
+def _check_best_of(value: Any, n: Any) -> None:
+    """best_of = n asks for nothing more than n does."""
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest("best_of", "best_of must be an integer", code="invalid_type")
+    wanted = 1 if n is None else n
+    if value != wanted:
+        raise InvalidRequest("best_of", "best_of is supported only when it equals n", code="unsupported_parameter")

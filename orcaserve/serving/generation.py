@@ -1,0 +1,117 @@
+"""Answering with generated text: as one object or as events, for any number of choices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any, Protocol
+
+from orcaserve.core.errors import EngineError
+from orcaserve.serving.http import Exchange, error_object
+from orcaserve.serving.service import Choice, as_invalid
+
+DONE = b"data: [DONE]\n\n"
+
+
+class Shape(Protocol):
+    """How an endpoint writes its answers. `quote`d text is ASCII, so no client can split it in the wrong place."""
+
+    def frames(self, index: int, text: str, finish_reason: str | None) -> str:
+        """Events for new text of a choice, and for its end if there is a finish reason."""
+
+    def usage_frame(self, usage: dict[str, Any]) -> str: ...
+
+    def answer(self, texts: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
+        """The whole answer; texts: text and finish reason of each choice, in order."""
+
+
+async def answer_whole(exchange: Exchange, choices: Sequence[Choice], shape: Shape, prompt_tokens: int) -> None:
+    """Run the choices to their end and answer with one object. A failure is an error answer."""
+    texts: list[list[str]] = [[] for _ in choices]
+
+    async def keep(choice: Choice, text: str) -> None:
+        texts[choice.index].append(text)
+
+    try:
+        await _run(exchange, choices, keep)
+    except EngineError as error:
+        await exchange.send_error(as_invalid(error, admitted=any(choice.text.n_tokens for choice in choices)))
+        return
+    if not exchange.disconnected:
+        done = [("".join(parts), choice.finish_reason) for parts, choice in zip(texts, choices, strict=True)]
+        await exchange.send_json(200, shape.answer(done, usage_of(choices, prompt_tokens)))
+
+
+async def answer_stream(
+    exchange: Exchange, choices: Sequence[Choice], shape: Shape, prompt_tokens: int, include_usage: bool
+) -> None:
+    """Run the choices and send their text as it comes.
+
+    Nothing is sent before the first of them has run: a failure until then is an ordinary error answer; one after it is
+    one error event, and the end of the stream without `[DONE]`.
+    """
+    # Choices write at different times; a lock keeps their events whole, and one that waits for it merges its text.
+    lock = asyncio.Lock()
+
+    async def show(choice: Choice, text: str) -> None:
+        ended = choice.text.finish_reason is not None
+        frames = shape.frames(choice.index, text, choice.finish_reason if ended else None)
+        async with lock:
+            if not exchange.started:
+                await exchange.start_events()
+            await exchange.send_events(frames.encode())
+
+    try:
+        await _run(exchange, choices, show)
+    except EngineError as error:
+        failure = as_invalid(error, admitted=exchange.started)
+        if not exchange.started:
+            await exchange.send_error(failure)
+        else:
+            value = error_object(failure.status, failure.message, failure.code)
+            await exchange.end_events(b"data: " + json.dumps(value).encode() + b"\n\n")
+        return
+    if not exchange.disconnected:
+        usage = shape.usage_frame(usage_of(choices, prompt_tokens)).encode() if include_usage else b""
+        await exchange.end_events(usage + DONE)
+
+
+def usage_of(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
+    """prompt_tokens counts each prompt once; completion_tokens counts all choices."""
+    completion = sum(choice.text.n_tokens for choice in choices)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt_tokens + completion,
+    }
+
+
+async def _run(exchange: Exchange, choices: Sequence[Choice], show: Any) -> None:
+    """Run all choices; whatever ends this, none is left running. The client's leaving ends it within one iteration."""
+
+    def cancel_all(_: object = None) -> None:
+        for choice in choices:
+            choice.cancel()
+
+    watch = asyncio.create_task(exchange.wait_disconnect())
+    watch.add_done_callback(cancel_all)
+    try:
+        if len(choices) == 1:
+            await choices[0].run(show)
+        else:
+            await asyncio.gather(*(choice.run(show) for choice in choices))
+    finally:
+        cancel_all()
+        watch.cancel()
+
+
+def opening(answer_id: str, kind: str, created: int, model: str) -> str:
+    """The constant start of every event of an answer, up to its list of choices."""
+    return f'data: {{"id":{quote(answer_id)},"object":"{kind}","created":{created},"model":{quote(model)},"choices":['
+
+
+def usage_tail(usage: dict[str, Any] | None, asked: bool) -> str:
+    """What follows the list of choices: `usage` is null in all events but the last, and absent unless asked for."""
+    return f'],"usage":{json.dumps(usage)}}}\n\n' if asked else "]}\n\n"

@@ -1,0 +1,200 @@
+"""Service: a loaded model behind the endpoint. Holds what handlers share, and runs choices on the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from typing import Protocol, TypeVar
+
+from orcaserve.core import (
+    EngineError,
+    EngineFacts,
+    EngineStatus,
+    FinishReason,
+    InvalidRequest,
+    IterationReport,
+    Progress,
+    Request,
+    SamplingParams,
+    fan_out,
+)
+from orcaserve.serving.chat_template import ChatTemplate
+from orcaserve.serving.metrics import Metrics
+from orcaserve.serving.text_stream import TextStream
+from orcaserve.serving.tokenizer import Tokenizer
+
+STALL_SECONDS = 60.0  # work and no iteration for so long: not ready
+ENGINE_LOST = "the engine stopped before this request was finished"
+T = TypeVar("T")
+
+
+class Tokens(Protocol):
+    """News of one request; a TokenStream of the control plane."""
+
+    def __aiter__(self) -> Tokens: ...
+    async def __anext__(self) -> list[Progress]: ...
+
+
+class Client(Protocol):
+    """What the endpoint needs of the control plane's EngineClient."""
+
+    facts: EngineFacts
+    status: EngineStatus
+    last_report: float
+    closed: asyncio.Event
+    on_report: Callable[[IterationReport], None] | None
+
+    @property
+    def n_open(self) -> int: ...
+    def submit(self, request: Request) -> Tokens: ...
+    def cancel(self, request_id: int) -> None: ...
+
+
+class Choice:
+    """One request under way: its tokens as they come, and the text they make."""
+
+    def __init__(self, service: Service, index: int, request: Request, text: TextStream, arrival: float) -> None:
+        self.index = index
+        self.request = request
+        self.text = text
+        self._service = service
+        self._arrival = arrival
+        self._last_token = arrival
+        self._tokens = service.client.submit(request)
+        self._over = False
+
+    @property
+    def finish_reason(self) -> str:
+        """For the client; call once the choice has ended."""
+        assert self.text.finish_reason is not None
+        return self.text.finish_reason.value
+
+    async def run(self, show: Callable[[Choice, str], Awaitable[None]]) -> None:
+        """Show text as it comes, once per turn of the engine, the last time with `finish_reason` set.
+
+        Raises EngineError if the request fails. Returns without an end if cancel() was called.
+        """
+        async for news in self._tokens:
+            text = self._read(news)
+            if text or self.text.finish_reason is not None:
+                await show(self, text)
+            if self.text.finish_reason is not None:
+                return
+        if not self._over:
+            raise EngineError(ENGINE_LOST)
+
+    def cancel(self) -> None:
+        """Nobody waits for this choice any more. Idempotent."""
+        if not self._over:
+            self._service.cancel(self.request.id)
+            self._end("abort")
+
+    def _read(self, news: Sequence[Progress]) -> str:
+        now, shown, metrics = time.monotonic(), "", self._service.metrics
+        for progress in news:
+            if self._over:
+                break
+            if progress.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+                self._end("error")  # CANCELLED without our asking: the engine is being stopped
+                raise EngineError(progress.error or ENGINE_LOST)
+            if progress.token is not None:
+                metrics.generation_tokens += 1
+                latency = metrics.between_tokens if self.text.n_tokens else metrics.first_token
+                latency.observe(now - self._last_token)
+                self._last_token = now
+            shown += self.text.push(progress.token, progress.finish_reason)
+            if self.text.finish_reason is not None:
+                if progress.finish_reason is None:  # a stop string, which only we can see
+                    self._service.cancel(self.request.id)
+                self._end(self.text.finish_reason.value)
+        return shown
+
+    def _end(self, reason: str) -> None:
+        self._over = True
+        metrics = self._service.metrics
+        metrics.finished[reason] += 1
+        if reason in ("stop", "length"):
+            took = time.monotonic() - self._arrival
+            metrics.end_to_end.observe(took)
+            metrics.normalized.observe(took / max(self.text.n_tokens, 1))
+
+
+class Service:
+    """The served model. Everything here runs on the event loop but what `in_thread` is given.
+
+    name: what clients call the model. facts: with every id that ends a text, the tokenizer's included.
+    """
+
+    def __init__(self, client: Client, tokenizer: Tokenizer, name: str) -> None:
+        self.client = client
+        self.tokenizer = tokenizer
+        self.name = name
+        self.created = int(time.time())
+        eos = {token for token in tokenizer.eos_ids if token < client.facts.vocab_size}
+        self.facts = replace(client.facts, eos_ids=client.facts.eos_ids | eos)
+        source = tokenizer.chat_template
+        self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+        self.metrics = Metrics(name, self.facts, lambda: client.status)
+        client.on_report = self.metrics.on_report
+        self._request_ids = count(1)
+        self._busy_since = time.monotonic()
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run what may take long away from the event loop. A cancelled caller does not wait for it."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def default_max_tokens(self, n_input: int, at_most: int | None = None) -> int:
+        """What is left for a prompt, `at_most` so many; 1 if nothing is, so that the check names the numbers."""
+        left = self.facts.longest_request - n_input
+        return max(1, left if at_most is None else min(left, at_most))
+
+    def start(self, prompts: Sequence[tuple[list[int], SamplingParams]], arrival: float) -> list[Choice]:
+        """Hand the requests of all prompts to the engine: choice prompt_index * n + i.
+
+        Raises InvalidRequest before any of them is handed over, EngineError if the engine is gone.
+        """
+        requests = [
+            (request, ids, params)
+            for ids, params in prompts
+            for request in fan_out(self._request_ids, ids, params, self.facts)
+        ]
+        if not self.client.n_open:
+            self._busy_since = time.monotonic()
+        self.metrics.prompt_tokens += sum(len(ids) for ids, _ in prompts)
+        self.metrics.requests_started += len(requests)
+        return [
+            Choice(self, index, request, TextStream(self.tokenizer, ids, params), arrival)
+            for index, (request, ids, params) in enumerate(requests)
+        ]
+
+    def cancel(self, request_id: int) -> None:
+        if not self.client.closed.is_set():
+            self.client.cancel(request_id)
+
+    def why_not_ready(self) -> str | None:
+        """None, or what is wrong. Reads times only: it never asks the engine anything."""
+        if self.client.closed.is_set():
+            return "the engine is gone"
+        waiting_since = max(self.client.last_report, self._busy_since)
+        if self.client.n_open and time.monotonic() - waiting_since > STALL_SECONDS:
+            return "the engine makes no progress"
+        return None
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def new_id(prefix: str) -> str:
+    """An id as OpenAI's API has them: `cmpl-` or `chatcmpl-` and 24 hexadecimal digits."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def as_invalid(error: EngineError, admitted: bool) -> InvalidRequest:
+    """A failure of the engine as an answer: 503 if the request had not begun, so that a client may try again."""
+    return InvalidRequest(None, str(error), code="engine_error", status=500 if admitted else 503)

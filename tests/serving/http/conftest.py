@@ -1,0 +1,243 @@
+"""The real application under the real HTTP server on a loopback port, over an engine that plays a script."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from orcaserve.config import ServingConfig
+from orcaserve.control_plane.token_stream import TokenStream
+from orcaserve.core import EngineFacts, EngineStatus, FinishReason, IterationReport, Progress, Request
+from orcaserve.serving.app import App
+from orcaserve.serving.endpoint import HttpServer
+from orcaserve.serving.service import Service
+from orcaserve.serving.tokenizer import Tokenizer
+
+MODEL = "tiny"
+CONTEXT = 128
+Script = Callable[[Request, int], int]  # the n-th token of a request
+
+
+class FakeEngine:
+    """Stands for EngineClient: gives each live request one token a tick, by a script, as an engine would.
+
+    pause: no ticks while set. admit: requests wait unanswered while False. cancelled: ids the endpoint gave up.
+    """
+
+    def __init__(self, vocab_size: int, script: Script) -> None:
+        self.facts = EngineFacts(MODEL, vocab_size, CONTEXT, 512, 8, 1, frozenset())
+        self.status = EngineStatus()
+        self.last_report = time.monotonic()
+        self.closed = asyncio.Event()
+        self.on_report: Callable[[IterationReport], None] | None = None
+        self.script = script
+        self.seconds_per_token = 0.001
+        self.pause = False
+        self.refuse: str | None = None
+        self.fail_after: int | None = None
+        self.seen: list[Request] = []
+        self.cancelled: list[int] = []
+        self._live: dict[int, tuple[Request, TokenStream]] = {}
+
+    @property
+    def n_open(self) -> int:
+        return len(self._live)
+
+    def submit(self, request: Request) -> TokenStream:
+        stream = TokenStream(request.id)
+        self.seen.append(request)
+        self._live[request.id] = (request, stream)
+        return stream
+
+    def cancel(self, request_id: int) -> None:
+        self.cancelled.append(request_id)
+        if request_id in self._live:
+            self._end(request_id, FinishReason.CANCELLED)
+
+    def _end(self, request_id: int, reason: FinishReason, error: str | None = None, token: int | None = None) -> None:
+        _, stream = self._live.pop(request_id)
+        stream.put(Progress(request_id, token, reason, error))
+
+    async def run(self) -> None:
+        iteration = 0
+        while True:
+            await asyncio.sleep(self.seconds_per_token)
+            if self.pause or not self._live:
+                continue
+            iteration += 1
+            batch = list(self._live.items())
+            self.status = EngineStatus(iteration, len(batch), 0, len(batch), 16 * len(batch), 8, len(batch), 0, 0.001)
+            self.last_report = time.monotonic()
+            if self.on_report is not None:
+                self.on_report(IterationReport([], self.status))
+            for request_id, (request, stream) in batch:
+                if self.refuse is not None:
+                    self._end(request_id, FinishReason.ERROR, self.refuse)
+                    continue
+                if self.fail_after is not None and len(request.output) >= self.fail_after:
+                    self._end(request_id, FinishReason.ERROR, "the worker was lost")
+                    continue
+                token = self.script(request, len(request.output))
+                request.output.append(token)
+                reason = request.finish_reason_after(token)
+                if reason is None:
+                    stream.put(Progress(request_id, token))
+                else:
+                    self._end(request_id, reason, token=token)
+
+
+class Server:
+    """A running endpoint, used from the test's thread."""
+
+    def __init__(self, tokenizer: Tokenizer, script: Script, **settings: Any) -> None:
+        self.tokenizer = tokenizer
+        self._started = threading.Event()
+        self._settings = settings
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+        self.port = self._listener.getsockname()[1]
+        self.base = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread.start()
+        assert self._started.wait(10)
+        self.http = httpx.Client(base_url=self.base, timeout=20)
+
+    async def _main(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.app = App(ServingConfig(**self._settings))
+        self.engine = FakeEngine(self.tokenizer.vocab_size, self._script)
+        self.app.service = self.service = Service(self.engine, self.tokenizer, MODEL)
+        self._server = HttpServer(self.app)
+        tasks = [asyncio.create_task(self.engine.run()), asyncio.create_task(self.app.drop_stalled())]
+        serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
+        while not self._server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
+            await asyncio.sleep(0.01)
+        self._started.set()
+        await serving
+        for task in tasks:
+            task.cancel()
+        self.service.close()
+
+    def close(self) -> None:
+        self.http.close()
+        self.engine.pause = False
+        self._server.should_exit = True
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
+        """`body`: bytes as they are, anything else as JSON."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        return self.http.post(path, content=raw, headers={"content-type": "application/json", **headers})
+
+    def complete(self, **fields: Any) -> httpx.Response:
+        return self.post("/v1/completions", {"model": MODEL, "prompt": "the", "temperature": 0, **fields})
+
+    def chat(self, *messages: Any, **fields: Any) -> httpx.Response:
+        listed = list(messages) or [{"role": "user", "content": "hi"}]
+        return self.post("/v1/chat/completions", {"model": MODEL, "messages": listed, **fields})
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The events of a stream, without [DONE], which must come last and once."""
+        response = self.post(path, {"model": MODEL, **body, "stream": True})
+        assert response.status_code == 200, response.text
+        assert response.headers["content-type"].startswith("text/event-stream")
+        frames = [frame for frame in response.text.split("\n\n") if frame]
+        assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
+        assert frames[-1] == "data: [DONE]" and "data: [DONE]" not in frames[:-1]
+        return [json.loads(frame[6:]) for frame in frames[:-1]]
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[socket.socket]:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as raw:
+            yield raw
+
+    def send_raw(self, data: bytes, *, wait: bool = True) -> bytes:
+        """Send bytes, return everything the server says until it closes (or is silent for long)."""
+        with self.connection() as raw:
+            raw.sendall(data)
+            answer = b""
+            with contextlib.suppress(TimeoutError, ConnectionResetError):
+                while wait and (part := raw.recv(65536)):
+                    answer += part
+            return answer
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 5.0) -> float:
+        start = time.monotonic()
+        while not condition():
+            assert time.monotonic() - start < seconds, "it did not happen"
+            time.sleep(0.005)
+        return time.monotonic() - start
+
+    def check_well(self) -> None:
+        """What must hold after every case: healthy, nothing left running, a known request gives its known text."""
+        self.wait_until(lambda: self.engine.n_open == 0)
+        assert self.http.get("/health").status_code == 200
+        answer = self.complete(max_tokens=6)
+        assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == self.known_text
+
+
+@pytest.fixture(scope="session")
+def served_tokenizer(byte_level_metadata: dict[str, Any]) -> Tokenizer:
+    from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+
+    template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "<|user|>{{ m.role }}:{{ m.content }}<|end|>{% endfor %}{% if add_generation_prompt %}<|user|>{% endif %}"
+    )
+    return tokenizer_from_metadata({**byte_level_metadata, "tokenizer.chat_template": template})
+
+
+def make_server(tokenizer: Tokenizer, **settings: Any) -> Server:
+    loop = tokenizer.encode(" the quick fox 汉 dog")
+
+    def script(request: Request, n: int) -> int:
+        return loop[n % len(loop)]
+
+    server = Server(tokenizer, script, **settings)
+    server.known_text = tokenizer.decode(loop[:6])
+    server.script_ids = loop
+    return server
+
+
+@pytest.fixture(scope="module")
+def shared_server(served_tokenizer: Tokenizer) -> Iterator[Server]:
+    server = make_server(served_tokenizer, body_timeout=1.0, max_body_bytes=100_000, write_timeout=1.0)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(shared_server: Server) -> Iterator[Server]:
+    """The module's server, put back as it was and checked after each test."""
+    engine = shared_server.engine
+    engine.seen.clear()
+    engine.cancelled.clear()
+    script = engine.script
+    yield shared_server
+    engine.pause, engine.refuse, engine.fail_after, engine.script = False, None, None, script
+    engine.seconds_per_token = 0.001
+    shared_server.check_well()
+
+
+@pytest.fixture
+def other_server(served_tokenizer: Tokenizer) -> Iterator[Callable[..., Server]]:
+    """Start servers with settings of their own."""
+    servers: list[Server] = []
+
+    def start(**settings: Any) -> Server:
+        servers.append(make_server(served_tokenizer, **settings))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
