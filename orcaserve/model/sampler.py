@@ -1,0 +1,159 @@
+"""Sampler: one token per request from the logits of an iteration, each request by its own settings.
+
+The order of operations is that of transformers and vLLM:
+
+    repetition penalty (prompt + output), presence and frequency penalties (output), logit bias,
+    stop ids masked until min_tokens  ->  greedy: the best token
+                                      ->  temperature, top_k, top_p, min_p, then one draw
+
+A draw takes one uniform number made of the request's seed and the token's index in the text, and looks it up in the
+cumulative weights of the tokens that are left. So a token depends on the request alone: not on what else is in the
+batch, and not on whether its text so far came in one iteration or in many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.sampling_params import SamplingParams
+from orcaserve.model.draw import draw, uniform
+
+
+@dataclass(slots=True)
+class _State:
+    """What the sampler remembers of one request.
+
+    n_text: tokens of the text so far. seen: its ids, each once, if repetition_penalty needs them.
+    counts: how often each id was put out, if a presence or frequency penalty needs it.
+    """
+
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    n_text: int
+    n_output: int = 0
+    seen: dict[int, None] = field(default_factory=dict)
+    counts: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def uniform(self) -> float:
+        """The random number of the next token."""
+        assert self.params.seed is not None
+        return uniform(self.params.seed, self.n_text)
+
+    def append(self, token: int) -> None:
+        self.n_text += 1
+        self.n_output += 1
+        if self.params.repetition_penalty != 1:
+            self.seen[token] = None
+        if self.params.presence_penalty or self.params.frequency_penalty:
+            self.counts[token] += 1
+
+
+class Sampler:
+    """Chooses tokens for requests that were admitted. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, _State] = {}
+
+    def admit(
+        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]
+    ) -> None:
+        """Take a request before its first `sample`. params.seed must be set unless params.greedy."""
+        assert params.greedy or params.seed is not None, "a seed is drawn where a request enters the system"
+        seen = dict.fromkeys(input_ids) if params.repetition_penalty != 1 else {}
+        self._states[request_id] = _State(params, stop_ids, len(input_ids), seen=seen)
+
+    def drop(self, request_ids: Iterable[int]) -> None:
+        """Forget requests; unknown ones are no error."""
+        for request_id in request_ids:
+            self._states.pop(request_id, None)
+
+    @torch.inference_mode()
+    def sample(self, logits: Tensor, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+        """logits [R, vocabulary] float32, overwritten -> (a token per request, request id -> why it cannot go on).
+
+        The token of a request that cannot go on is 0 and means nothing.
+        """
+        states = [self._states[request_id] for request_id in request_ids]
+        tokens = [0] * len(states)
+        failures = _unusable(logits, states)
+        _adjust(logits, [(row, state) for row, state in enumerate(states) if row not in failures])
+        for greedy in (True, False):
+            rows = [r for r, state in enumerate(states) if state.params.greedy is greedy and r not in failures]
+            if not rows:
+                continue
+            x = logits if len(rows) == len(states) else logits[rows]
+            best, picks = x.max(1)
+            if not greedy:
+                x -= best[:, None]
+                picks = draw(x, [states[row].params for row in rows], [states[row].uniform for row in rows])
+            for row, pick, top in zip(rows, picks.tolist(), best.tolist(), strict=True):
+                if top == -torch.inf:
+                    failures[row] = "every token is excluded"
+                else:
+                    tokens[row] = pick
+                    states[row].append(pick)
+        return tokens, {request_ids[row]: text for row, text in failures.items()}
+
+
+def _unusable(logits: Tensor, states: Sequence[_State]) -> dict[int, str]:
+    """Rows that cannot be sampled, and why."""
+    failures: dict[int, str] = {}
+    for row, total in enumerate(logits.sum(1).tolist()):  # one quick pass arouses suspicion, a second one makes sure
+        if not abs(total) < torch.inf and not logits[row].isfinite().all():
+            failures[row] = "the model's output is not a number"
+    for row, state in enumerate(states):
+        if state.n_output == 0:
+            try:
+                state.params.check_vocabulary(logits.shape[1])
+            except InvalidRequest as error:
+                failures[row] = error.message
+    return failures
+
+
+class _Entries:
+    """Places in the logits, each with a number."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+        self._columns: list[int] = []
+        self._numbers: list[float] = []
+
+    def add(self, row: int, columns: Iterable[int], numbers: Iterable[float]) -> None:
+        self._columns.extend(columns)
+        self._numbers.extend(numbers)
+        self.rows.extend([row] * (len(self._columns) - len(self.rows)))
+
+    def tensors(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        places = torch.tensor(self.rows, device=device), torch.tensor(self._columns, device=device)
+        return places, torch.tensor(self._numbers, dtype=torch.float32, device=device)
+
+
+def _adjust(logits: Tensor, states: Sequence[tuple[int, _State]]) -> None:
+    """Penalties, bias and masks, in place, for all rows at once."""
+    repeated, added, masked = _Entries(), _Entries(), _Entries()
+    for row, state in states:
+        params = state.params
+        repeated.add(row, state.seen, [params.repetition_penalty] * len(state.seen))
+        penalties = [-params.presence_penalty - params.frequency_penalty * n for n in state.counts.values()]
+        added.add(row, state.counts, penalties)
+        added.add(row, params.logit_bias, params.logit_bias.values())
+        if state.n_output < params.min_tokens:
+            stops = [token for token in state.stop_ids if token < logits.shape[1]]
+            masked.add(row, stops, [-torch.inf] * len(stops))
+    if repeated.rows:
+        places, penalty = repeated.tensors(logits.device)
+        seen = logits[places]
+        logits[places] = torch.where(seen > 0, seen / penalty, seen * penalty)
+    if added.rows:
+        places, numbers = added.tensors(logits.device)
+        logits.index_put_(places, numbers, accumulate=True)
+    if masked.rows:
+        places, numbers = masked.tensors(logits.device)
+        logits[places] = numbers
