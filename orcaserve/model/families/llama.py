@@ -7,7 +7,7 @@ from dataclasses import replace
 from orcaserve.core.errors import CheckpointError
 from orcaserve.model.families.family import GGUF_NAMES, Family, Names
 from orcaserve.model.families.settings import Settings, rope_spec
-from orcaserve.model.spec import ModelSpec
+from orcaserve.model.spec import ModelSpec, RopeSpec
 
 
 def _spec(settings: Settings) -> ModelSpec:
@@ -18,11 +18,12 @@ def _spec(settings: Settings) -> ModelSpec:
         raise CheckpointError(f"config: hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
     head_dim = settings.size("head_dim", hidden // heads)
     trained_length = settings.size("max_position_embeddings", 2048)
+    rope = rope_spec(settings, head_dim, trained_length)
     bias = settings.flag("attention_bias", False)
     return ModelSpec(
         family="llama",
         vocab_size=settings.size("vocab_size"),
-        context_length=_context_length(settings, kind, trained_length),
+        context_length=_context_length(settings, kind, rope),
         hidden_size=hidden,
         n_layers=settings.size("num_hidden_layers"),
         n_heads=heads,
@@ -34,19 +35,22 @@ def _spec(settings: Settings) -> ModelSpec:
         activation=settings.text("hidden_act", "silu"),
         gated=True,
         tied=settings.flag("tie_word_embeddings", False),
-        rope=rope_spec(settings, head_dim, trained_length),
+        rope=rope,
         qkv_bias=bias or kind == "qwen2",
         out_bias=bias,
         mlp_bias=settings.flag("mlp_bias", False),
     )
 
 
-def _context_length(settings: Settings, kind: str, trained_length: int) -> int:
-    """With a sliding window the text may be as long as the window: so far every token attends to the whole text."""
+def _context_length(settings: Settings, kind: str, rope: RopeSpec) -> int:
+    """The longest text. With a sliding window it is the window: here every token attends to the whole text."""
+    length = settings.size("max_position_embeddings", 2048)
+    if rope.kind == "dynamic":
+        length = int(length * rope.factor)
     windowed = kind == "mistral" or settings.flag("use_sliding_window", False)
     if windowed and settings.get("sliding_window") is not None:
-        return min(trained_length, settings.size("sliding_window"))
-    return trained_length
+        return min(length, settings.size("sliding_window"))
+    return length
 
 
 LLAMA = Family(
