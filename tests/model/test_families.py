@@ -1,4 +1,4 @@
-"""Every family and option against transformers, on tiny random checkpoints; safetensors single and sharded, and GGUF."""
+"""Every family and option against transformers, on tiny random checkpoints: safetensors single and sharded, GGUF."""
 
 from __future__ import annotations
 
