@@ -1,0 +1,370 @@
+"""`orcaserve serve` as users run it: endpoint, engine and worker in real processes, spoken to over HTTP."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+BYTES = 3  # id of byte 0 in the tiny vocabulary: <unk>, <s>, </s>, then bytes 0 to 252
+
+
+@pytest.fixture(scope="session")
+def served_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny random model with a tokenizer of single bytes and a chat template."""
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(tiny_model, folder)
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    letter = {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter[b]: BYTES + b for b in range(253)}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    template = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+class Serve:
+    """A running `orcaserve serve`."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [sys.executable, "-m", "orcaserve", "serve", *flags]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.log: list[str] = []
+        self._ready = threading.Event()
+        self.base = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        if not self._ready.wait(120) or not self.base:
+            self.process.kill()
+            raise AssertionError("not ready:\n" + "".join(self.log))
+        self.http = httpx.Client(base_url=self.base, timeout=60)
+        self.model = self.http.get("/v1/models").json()["data"][0]["id"]
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line)
+            if found := re.search(r"ready on (http://\S+)", line):
+                self.base = found[1]
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def engine_pid(self) -> int:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        assert len(children) == 1
+        return int(children[0])
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json={"model": self.model, **body})
+
+    def complete(self, prompt: Any = "ab", **fields: Any) -> dict[str, Any]:
+        body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
+        answer = self.post("/v1/completions", **body)
+        assert answer.status_code == 200, answer.text
+        result: dict[str, Any] = answer.json()
+        return result
+
+    def text(self, prompt: Any = "ab", **fields: Any) -> str:
+        return str(self.complete(prompt, **fields)["choices"][0]["text"])
+
+    def stream(self, prompt: Any = "ab", **fields: Any) -> list[str]:
+        body = {"model": self.model, "prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True, **fields}
+        lines = [ln[6:] for ln in self.http.post("/v1/completions", json=body).text.splitlines() if ln]
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line)["choices"][0]["text"] for line in lines]
+
+    def metric(self, name: str) -> float:
+        found = re.search(rf"^{name}{{[^}}]*}} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
+        assert found, name
+        return float(found[1])
+
+    def stop(self, signum: int = signal.SIGTERM) -> int:
+        self.http.close()
+        self.process.send_signal(signum)
+        code = self.process.wait(30)
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def shared(served_model: Path) -> Iterator[Serve]:
+    serve = Serve(str(served_model), "--port", "0", "--n-slots", "8192", "-t", "1", "--max-model-len", "512")
+    serve.known = serve.text(max_tokens=8)  # type: ignore[attr-defined]
+    yield serve
+    assert serve.stop() == 0
+    assert not any("Traceback" in line for line in serve.log)
+
+
+@pytest.fixture
+def serve(shared: Serve, within: Callable[[float, Callable[[], bool]], bool]) -> Iterator[Serve]:
+    """The server, checked after each case: healthy, its known text unchanged, all slots free again."""
+    yield shared
+    assert shared.http.get("/health").status_code == 200
+    assert shared.text(max_tokens=8) == shared.known  # type: ignore[attr-defined]
+    assert within(5, lambda: shared.metric("orcaserve_kv_slots_reserved") == 0)
+
+
+def test_b01_forced_characters(serve: Serve) -> None:
+    for character in ("Ď", "汉", "👩‍🚀"):
+        ids = [BYTES + b for b in character.encode()]
+        shown = ""
+        for n, token in enumerate(ids):
+            bias = {str(token): 100}
+            prompt = [BYTES + 65, *ids[:n]]
+            streamed = "".join(serve.stream(prompt, max_tokens=1, logit_bias=bias))
+            assert streamed == serve.text(prompt, max_tokens=1, logit_bias=bias)
+            shown += streamed
+        # A prompt that ends inside a character: what completes it is shown, what only goes on waits for its end
+        assert shown.replace("\ufffd", "") == character
+
+
+def test_b02_prompt_ends_inside_a_character(serve: Serve) -> None:
+    start, middle, end = (BYTES + b for b in "汉".encode())
+    prompt = [BYTES + b for b in b"Hello world "]
+    assert serve.text([*prompt, start, middle], max_tokens=1, logit_bias={str(end): 100}) == "汉"
+    assert serve.text([*prompt, start], max_tokens=1, logit_bias={str(BYTES + 65): 100}) == "A"
+    assert serve.text([*prompt, start, middle], max_tokens=4) == "".join(
+        serve.stream([*prompt, start, middle], max_tokens=4)
+    )
+
+
+def test_streams_equal_whole_texts(serve: Serve) -> None:
+    for seed in range(4):
+        fields = {"temperature": 1.5, "seed": seed, "max_tokens": 60}
+        assert "".join(serve.stream(**fields)) == serve.text(**fields)
+
+
+def test_b08_b09_stop(serve: Serve) -> None:
+    whole = serve.text(max_tokens=40)
+    stop = whole[10:13]
+    cut = serve.complete(max_tokens=40, stop=[stop])["choices"][0]
+    assert cut["text"] == whole[: whole.index(stop)] and cut["finish_reason"] == "stop"
+    shown = serve.text(max_tokens=40, stop=[stop], include_stop_str_in_output=True)
+    assert (
+        shown
+        == whole[: whole.index(stop) + len(stop)]
+        == "".join(serve.stream(max_tokens=40, stop=[stop], include_stop_str_in_output=True))
+    )
+    first = serve.complete(max_tokens=40, stop=[whole[0]])
+    assert first["choices"][0]["text"] == "" and first["usage"]["completion_tokens"] >= 1
+
+
+def test_b13_streams_beside_bad_requests(serve: Serve) -> None:
+    fields = {"max_tokens": 120}
+    quiet = serve.stream(**fields)
+    with ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(serve.stream, **fields) for _ in range(4)]
+        for token in (-1, 256, 2**31, 2**63, 2**64):
+            assert serve.post("/v1/completions", prompt=[token]).status_code == 400
+        assert {"".join(r.result()) for r in running} == {"".join(quiet)}
+
+
+def test_b15_the_last_slot_of_the_context(serve: Serve) -> None:
+    full = serve.complete([5] * 511, max_tokens=None)
+    assert full["usage"] == {"prompt_tokens": 511, "completion_tokens": 1, "total_tokens": 512}
+    assert serve.post("/v1/completions", prompt=[5] * 512).status_code == 400
+    chat = serve.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], ignore_eos=True)
+    assert chat.json()["usage"]["total_tokens"] == 512
+
+
+def test_b17_control_characters(serve: Serve) -> None:
+    assert serve.complete("\u0000 \u0001", max_tokens=2)["usage"]["prompt_tokens"] == 3
+
+
+def test_b18_tiny_temperatures_are_greedy(serve: Serve) -> None:
+    for temperature in (1e-4, 1e-5, 1e-6, 1e-7, 1e-38, 5e-324, 0, -0.0):
+        assert serve.text(temperature=temperature, max_tokens=8) == serve.known  # type: ignore[attr-defined]
+
+
+def test_b22_bias_removes_and_selects(serve: Serve) -> None:
+    token = BYTES + serve.text(max_tokens=1).encode()[0]
+    assert serve.text(max_tokens=1, logit_bias={str(token): -100}) != serve.text(max_tokens=1)
+    assert serve.text(max_tokens=3, logit_bias={str(BYTES + 90): 100}) == "ZZZ"
+    assert serve.post("/v1/completions", prompt="a", logit_bias={"256": 5}).status_code == 400
+    assert serve.post("/v1/completions", prompt="a", stop_token_ids=[256]).status_code == 400
+    stopped = serve.complete(max_tokens=9, logit_bias={str(BYTES + 90): 100}, stop_token_ids=[BYTES + 90])
+    assert stopped["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
+
+
+def test_b24_choices_and_seeds(serve: Serve) -> None:
+    fields = {"n": 4, "temperature": 1.5, "max_tokens": 20}
+    first, again = (serve.complete(["a", "b", "c"], seed=5, **fields)["choices"] for _ in range(2))
+    assert first == again and [c["index"] for c in first] == list(range(12))
+    assert len({c["text"] for c in first}) == 12
+    assert [c["text"] for c in first] != [c["text"] for c in serve.complete(["a", "b", "c"], **fields)["choices"]]
+
+
+def test_b40_the_same_request_alone_and_among_others(serve: Serve) -> None:
+    prompts = ["ab", "x" * 200, "q", "once upon a time " * 5]
+    alone = [serve.text(p, max_tokens=64) for p in prompts]
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(lambda p: serve.text(p, max_tokens=64), prompts * 4))
+    assert together == alone * 4
+
+
+def test_b46_end_of_text(serve: Serve) -> None:
+    ended = serve.complete(max_tokens=9, ignore_eos=False, logit_bias={"2": 100})["choices"][0]
+    assert ended["text"] == "" and ended["finish_reason"] == "stop"
+    past = serve.complete(max_tokens=9, ignore_eos=True, logit_bias={"2": 100})
+    assert past["choices"][0]["finish_reason"] == "length" and past["usage"]["completion_tokens"] == 9
+
+
+def test_b37_early_disconnects_leave_nothing(serve: Serve, within: Callable[[float, Callable[[], bool]], bool]) -> None:
+    host, port = serve.base.removeprefix("http://").split(":")
+    for i in range(120):
+        body = {"model": serve.model, "prompt": "ab", "max_tokens": 400, "ignore_eos": True, "stream": i % 3 != 0}
+        raw = json.dumps(body).encode()
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}"
+        )
+        with socket.create_connection((host, int(port)), timeout=30) as connection:
+            connection.sendall(head.encode() + b"\r\n\r\n" + raw)
+            if i % 3 == 1:
+                connection.recv(4096)
+            if i % 2:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert within(3, lambda: serve.metric("orcaserve_kv_slots_reserved") == 0)
+    started, ends = serve.metric("orcaserve_requests_started_total"), serve.http.get("/metrics").text
+    assert started == sum(float(v) for v in re.findall(r"^orcaserve_requests_finished_total{.*} (\S+)$", ends, re.M))
+
+
+def test_openai_client(serve: Serve) -> None:
+    with openai.OpenAI(base_url=f"{serve.base}/v1", api_key="none") as client:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        whole = client.chat.completions.create(model=serve.model, messages=messages, max_tokens=9, temperature=0)
+        with client.chat.completions.create(
+            model=serve.model, messages=messages, max_tokens=9, temperature=0, stream=True
+        ) as stream:
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+        assert text == whole.choices[0].message.content
+
+
+def finish_order(serve: Serve) -> list[str]:
+    """A long request, and a short one that comes when the long one has begun: who ends first?"""
+    order: list[str] = []
+
+    def run(name: str, max_tokens: int) -> None:
+        serve.text(max_tokens=max_tokens)
+        order.append(name)
+
+    with ThreadPoolExecutor(2) as pool:
+        long = pool.submit(run, "long", 480)
+        while serve.metric("orcaserve_kv_slots_reserved") == 0:
+            assert not long.done()
+        pool.submit(run, "short", 4).result()
+        long.result()
+    return order
+
+
+def test_scheduling_is_per_iteration(served_model: Path) -> None:
+    """With room for two, the later request joins the running one's batch and ends first; with room for one it waits."""
+    flags = [str(served_model), "--port", "0", "--n-slots", "2048", "-t", "1", "--max-num-seqs"]
+    two = Serve(*flags, "2")
+    assert finish_order(two) == ["short", "long"]
+    two.stop()
+    one = Serve(*flags, "1")
+    assert finish_order(one) == ["long", "short"]
+    one.stop()
+
+
+def test_the_process_and_its_end(served_model: Path, alive: Callable[[int], bool]) -> None:
+    serve = Serve(str(served_model), "--port", "0", "--n-slots", "1024", "-t", "1")
+    title = Path(f"/proc/{serve.process.pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+    assert title == "orcaserve: endpoint"
+    assert not any("Traceback" in line for line in serve.log) and len(serve.log) <= 4
+    assert any("max_bs" in line and "n_slots 1024" in line.replace("(K/V tokens) ", "") for line in serve.log)
+    maps = Path(f"/proc/{serve.process.pid}/maps").read_text()
+    assert "libtorch" not in maps
+    port = serve.base.rsplit(":", 1)[1]
+    taken = subprocess.run(
+        [sys.executable, "-m", "orcaserve", "serve", str(served_model), "--port", port],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert taken.returncode == 2 and taken.stderr.count("\n") == 1 and f"{port} is in use" in taken.stderr
+    engine = serve.engine_pid
+    assert serve.stop(signal.SIGINT) == 0
+    assert not alive(engine)
+    with socket.create_server(("127.0.0.1", int(port))):
+        pass  # the port is free at once
+
+
+def test_b30_the_engine_dies(served_model: Path) -> None:
+    serve = Serve(str(served_model), "--port", "0", "--n-slots", "4096", "-t", "1")
+    body = {"model": serve.model, "prompt": "ab", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    lines = []
+    with serve.http.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if line:
+                lines.append(line)
+            if len(lines) == 3:
+                os.kill(serve.engine_pid, signal.SIGKILL)
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
+    assert "[DONE]" not in lines[-1] and len(lines) >= 4
+    assert serve.process.wait(20) == 1
+    with contextlib.suppress(ProcessLookupError):
+        serve.stop()
+
+
+@pytest.mark.parametrize("flags", [["no/such/model"], ["--port", "70000"]])
+def test_wrong_settings_are_one_line(flags: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "orcaserve", "serve", *flags], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode in (2, 3) and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_a_model_that_cannot_be_loaded(served_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(served_model, broken)
+    (broken / "model.safetensors").write_bytes(b"\0" * 100)
+    done = subprocess.run(
+        [sys.executable, "-m", "orcaserve", "serve", str(broken), "--port", "0"],
+        capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+
+
+def test_the_default_model(default_model: Path) -> None:
+    """A real model, a real chat: streamed and whole alike, alone and beside others."""
+    serve = Serve("--port", "0", "--n-slots", "8192", "-t", "1")
+    try:
+        with openai.OpenAI(base_url=f"{serve.base}/v1", api_key="none") as client:
+            messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
+            ask: Any = {"model": serve.model, "messages": messages, "max_tokens": 12, "temperature": 0}
+            whole = client.chat.completions.create(**ask)
+            assert "Paris" in (whole.choices[0].message.content or "")
+            with client.chat.completions.create(**ask, stream=True) as stream:
+                text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            assert text == whole.choices[0].message.content
+        prompts = ["汉字", "def f(x):\n", "👩‍🚀 🦙"]
+        alone = [serve.text(p, max_tokens=12) for p in prompts]
+        assert [c["text"] for c in serve.complete(prompts, max_tokens=12)["choices"]] == alone
+    finally:
+        assert serve.stop() == 0
