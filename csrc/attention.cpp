@@ -18,7 +18,7 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-constexpr int kKeys = 64;  // keys of one softmax step
+constexpr int kKeys = 128;  // keys of one softmax step
 constexpr int kKeyVecs = kKeys / kLanes;
 // A tile of kTileRows x kTileVecs accumulators, the vectors they are fed from, and a broadcast fit the registers.
 constexpr int kTileRows = kLanes == 4 ? 4 : 6;
@@ -67,7 +67,7 @@ inline void score_tile(const float* q, int head_dim, const T* const* columns, in
     for (int r = 0; r < ROWS; ++r) {
       const Vec x = splat(q[int64_t{r} * head_dim + d]);
 #pragma GCC unroll 8
-      for (int v = 0; v < VECS; ++v) acc[r][v] = x * key[v] + acc[r][v];
+      for (int v = 0; v < VECS; ++v) acc[r][v] = multiply_add(x, key[v], acc[r][v]);
     }
   }
 #pragma GCC unroll 8
@@ -94,7 +94,7 @@ inline void value_tile(const float* weights, const float* factor, const T* const
     for (int r = 0; r < ROWS; ++r) {
       const Vec w = splat(weights[r * kKeys + j]);
 #pragma GCC unroll 8
-      for (int v = 0; v < VECS; ++v) acc[r][v] = w * value[v] + acc[r][v];
+      for (int v = 0; v < VECS; ++v) acc[r][v] = multiply_add(w, value[v], acc[r][v]);
     }
   }
 #pragma GCC unroll 8
@@ -110,7 +110,7 @@ void value_rest(int n_rows, const float* weights, const float* factor, const T* 
   for (int r = 0; r < n_rows; ++r)
     for (int c = col; c < head_dim; ++c) {
       float acc = o[r * o_stride + c] * factor[r];
-      for (int j = 0; j < n_keys; ++j) acc = weights[r * kKeys + j] * to_float(rows[j][c]) + acc;
+      for (int j = 0; j < n_keys; ++j) acc = multiply_add(weights[r * kKeys + j], to_float(rows[j][c]), acc);
       o[r * o_stride + c] = acc;
     }
 }

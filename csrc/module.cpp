@@ -39,13 +39,15 @@ void run(const orcaserve::AttentionPlan& plan, uintptr_t q, uintptr_t k, uintptr
 }  // namespace
 
 NB_MODULE(_kernels, m) {
+  nb::set_leak_warnings(false);  // a plan that is alive when the interpreter ends is no error
+
   m.def("available_isas", &orcaserve::available_isas);
   m.def("isa", [] { return std::string(orcaserve::kernels().isa); });
   m.def("set_isa", &orcaserve::set_isa, nb::arg("name"));
 
   nb::class_<orcaserve::AttentionPlan>(m, "AttentionPlan")
-      .def("__init__", &make_plan, nb::arg("starts"), nb::arg("contexts"), nb::arg("page_tables"), nb::arg("n_pages"),
-           nb::arg("n_heads"), nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("page_size"), nb::arg("scale"),
+      .def("__init__", &make_plan, nb::arg("starts").noconvert(), nb::arg("contexts").noconvert(),
+           nb::arg("page_tables").noconvert(), nb::arg("n_pages"), nb::arg("n_heads"), nb::arg("n_kv_heads"), nb::arg("head_dim"), nb::arg("page_size"), nb::arg("scale"),
            nb::arg("bfloat16"))
       .def_prop_ro("n_tokens", &orcaserve::AttentionPlan::n_tokens)
       .def("run", &run, nb::call_guard<nb::gil_scoped_release>());

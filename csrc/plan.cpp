@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <stdexcept>
-#include <string>
 
 #include "isa.h"
 
 namespace orcaserve {
 namespace {
 
-void require(bool ok, const std::string& message) {
+void require(bool ok, const char* message) {
   if (!ok) throw std::invalid_argument(message);
 }
 
@@ -41,15 +40,14 @@ AttentionPlan::AttentionPlan(const int32_t* starts, const int32_t* contexts, con
 void AttentionPlan::check(int64_t n_pages) const {
   require(starts_[0] == 0, "starts must begin with 0");
   for (size_t r = 0; r < contexts_.size(); ++r) {
-    const std::string request = "request " + std::to_string(r) + " of the layout: ";
-    require(starts_[r + 1] > starts_[r], request + "starts must increase");
-    require(contexts_[r] >= 0, request + "context must not be negative");
+    require(starts_[r + 1] > starts_[r], "starts must increase");
+    require(contexts_[r] >= 0, "a context must not be negative");
     const int64_t tokens = int64_t{contexts_[r]} + starts_[r + 1] - starts_[r];
     const int64_t pages = (tokens + attention_.page_size - 1) / attention_.page_size;
-    require(tokens <= INT32_MAX && pages <= attention_.table_width, request + "its page table is too short");
+    require(tokens <= INT32_MAX && pages <= attention_.table_width, "a page table is shorter than its tokens");
     const int32_t* row = table_.data() + static_cast<int64_t>(r) * attention_.table_width;
     for (int64_t i = 0; i < pages; ++i)
-      require(row[i] >= 0 && row[i] < n_pages, request + "page number outside the region");
+      require(row[i] >= 0 && row[i] < n_pages, "a page number lies outside the region");
   }
 }
 

@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#endif
+
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
@@ -56,6 +60,22 @@ inline void from_float(float x, BFloat16* out) {
 
 inline Vec splat(float x) { return x - Vec{}; }
 
+// a * b + c. Said in so many words, and the compiler may fuse nothing on its own (-ffp-contract=off): what it chose to fuse
+// would differ from one copy of an unrolled loop to the next, and with it the last bit.
+#if defined(__AVX512F__)
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
+#elif defined(__FMA__)
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+#else
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
+#endif
+
+#if defined(__FMA__)
+inline float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+#else
+inline float multiply_add(float a, float b, float c) { return a * b + c; }
+#endif
+
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
 
 inline float horizontal_max(Vec x) {
@@ -79,17 +99,18 @@ inline float horizontal_sum(Vec x) {
 inline Vec exp_nonpositive(Vec x) {
   const Vec lowest = splat(-87.0f);
   const Vec clamped = x < lowest ? lowest : x;
-  const IntVec n = __builtin_convertvector(clamped * 1.44269504f - 0.5f, IntVec);
+  const IntVec n = __builtin_convertvector(multiply_add(clamped, splat(1.44269504f), splat(-0.5f)), IntVec);
   const Vec nf = __builtin_convertvector(n, Vec);
-  const Vec r = (clamped - nf * 0.693359375f) - nf * -2.12194440e-4f;  // ln 2 in two parts, the first exact in products
+  // ln 2 in two parts; products with the first are exact.
+  const Vec r = multiply_add(nf, splat(2.12194440e-4f), clamped - nf * 0.693359375f);
   Vec p = splat(1.0f / 5040);
-  p = p * r + 1.0f / 720;
-  p = p * r + 1.0f / 120;
-  p = p * r + 1.0f / 24;
-  p = p * r + 1.0f / 6;
-  p = p * r + 0.5f;
-  p = p * r + 1.0f;
-  p = p * r + 1.0f;
+  p = multiply_add(p, r, splat(1.0f / 720));
+  p = multiply_add(p, r, splat(1.0f / 120));
+  p = multiply_add(p, r, splat(1.0f / 24));
+  p = multiply_add(p, r, splat(1.0f / 6));
+  p = multiply_add(p, r, splat(0.5f));
+  p = multiply_add(p, r, splat(1.0f));
+  p = multiply_add(p, r, splat(1.0f));
   const Vec power = (Vec)((n + 127) << 23);
   return x < lowest ? Vec{} : p * power;
 }

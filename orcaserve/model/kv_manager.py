@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orcaserve.model.layout import Layout
 
 STORAGE_DTYPES = (torch.float32, torch.bfloat16)
+_NO_PAGES = np.empty(0, dtype=np.int32)
 
 
 def slot_bytes(n_layers: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> int:
@@ -60,7 +63,7 @@ class KVManager:
         self.keys: tuple[Tensor, ...] = keys.unbind(0)
         self.values: tuple[Tensor, ...] = values.unbind(0)
         self._free = list(range(self.n_pages - 1, -1, -1))  # a stack: what was just released is still in the cache
-        self._pages: dict[int, list[int]] = {}
+        self._pages: dict[int, NDArray[np.int32]] = {}
         self._n_tokens: dict[int, int] = {}
 
     @property
@@ -82,29 +85,33 @@ class KVManager:
         if n_tokens < 1:
             raise ValueError("a request is extended by at least one token")
         total = self.n_tokens(request_id) + n_tokens
-        pages = self._pages.get(request_id, [])
-        n_new = self._pages_for(total) - len(pages)
+        pages = self._pages.get(request_id, _NO_PAGES)
+        n_new = -(-total // self.page_size) - len(pages)
         assert n_new <= len(self._free), (
             f"request {request_id} needs {n_new} more pages and {len(self._free)} are free: "
             "it was scheduled without a reservation, or holds more than it reserved"
         )
-        self._pages[request_id] = pages + [self._free.pop() for _ in range(n_new)] if n_new else pages
+        if n_new:
+            new = [self._free.pop() for _ in range(n_new)]
+            self._pages[request_id] = np.concatenate([pages, np.array(new, dtype=np.int32)])
         self._n_tokens[request_id] = total
 
     def drop(self, request_id: int) -> None:
         """Release everything the request has; of no effect for an unknown request."""
-        self._free.extend(reversed(self._pages.pop(request_id, [])))
+        self._free.extend(self._pages.pop(request_id, _NO_PAGES)[::-1].tolist())
         self._n_tokens.pop(request_id, None)
 
     def pages(self, request_id: int) -> tuple[int, ...]:
         """The request's pages, in the order of its tokens."""
-        return tuple(self._pages.get(request_id, ()))
+        return tuple(self._pages.get(request_id, _NO_PAGES).tolist())
 
     def page_tables(self, request_ids: Sequence[int]) -> Tensor:
         """[requests, most pages of any] int32 on the CPU, padded with -1. KeyError for an unknown request."""
         rows = [self._pages[request_id] for request_id in request_ids]
-        width = max(map(len, rows), default=0)
-        return torch.tensor([row + [-1] * (width - len(row)) for row in rows], dtype=torch.int32).reshape(-1, width)
+        tables = np.full((len(rows), max(map(len, rows), default=0)), -1, dtype=np.int32)
+        for table, row in zip(tables, rows, strict=True):
+            table[: len(row)] = row
+        return torch.from_numpy(tables)
 
     def lay_out(self, entries: Sequence[tuple[int, int]]) -> Layout:
         """entries: per request of an iteration (id, input tokens). Extends each and returns the iteration's layout."""
@@ -128,6 +135,3 @@ class KVManager:
     def _locate(self, page_table: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
         page = page_table[tokens // self.page_size].long()
         return page.to(self.device), (tokens % self.page_size).to(self.device)
-
-    def _pages_for(self, n_tokens: int) -> int:
-        return -(-n_tokens // self.page_size)

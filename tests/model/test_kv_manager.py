@@ -1,0 +1,170 @@
+"""The K/V manager: pages have one owner, data survives everything others do, a reservation is a guarantee."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
+
+from orcaserve.model.kv_manager import KVManager, slot_bytes
+from orcaserve.scheduler.slot_ledger import SlotLedger
+
+LAYERS, KV_HEADS, DIM = 2, 2, 3
+
+
+def make(n_slots: int, page_size: int, dtype: torch.dtype = torch.float32) -> KVManager:
+    return KVManager(LAYERS, KV_HEADS, DIM, n_slots, page_size, dtype)
+
+
+def table(kv: KVManager, request_id: int) -> Tensor:
+    return kv.page_tables([request_id])[0]
+
+
+class Managed(RuleBasedStateMachine):
+    """Scheduler's ledger and manager side by side, as the engine drives them: reserve, extend within it, drop."""
+
+    @initialize(n_slots=st.integers(8, 64), page_size=st.sampled_from([1, 3, 4, 8]), bf16=st.booleans())
+    def start(self, n_slots: int, page_size: int, bf16: bool) -> None:
+        self.ledger = SlotLedger(n_slots, page_size)
+        self.kv = make(n_slots, page_size, torch.bfloat16 if bf16 else torch.float32)
+        self.reserved: dict[int, int] = {}
+        self.expected: dict[int, Tensor] = {}  # request -> [tokens, layers, K and V, kv heads, dim]
+        self.next_id = 0
+
+    @rule(max_tokens=st.integers(1, 40))
+    def admit(self, max_tokens: int) -> None:
+        if self.ledger.fits(max_tokens):
+            self.ledger.reserve(self.next_id, max_tokens)
+            self.reserved[self.next_id] = max_tokens
+            self.expected[self.next_id] = torch.empty(0, LAYERS, 2, KV_HEADS, DIM)
+            self.next_id += 1
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), n_tokens=st.integers(1, 20))
+    def append(self, data: st.DataObject, n_tokens: int) -> None:
+        request = data.draw(st.sampled_from(sorted(self.reserved)))
+        done = len(self.expected[request])
+        n_tokens = min(n_tokens, self.reserved[request] - done)
+        if n_tokens == 0:
+            return
+        self.kv.extend(request, n_tokens)  # whatever others hold, this never lacks memory
+        new = torch.randn(n_tokens, LAYERS, 2, KV_HEADS, DIM).to(self.kv.dtype)
+        for layer in range(LAYERS):
+            self.kv.write(layer, table(self.kv, request), done, new[:, layer, 0], new[:, layer, 1])
+        self.expected[request] = torch.cat([self.expected[request], new])
+
+    @precondition(lambda self: self.reserved)
+    @rule(data=st.data(), twice=st.booleans())
+    def drop(self, data: st.DataObject, twice: bool) -> None:
+        request = data.draw(st.sampled_from(sorted(self.reserved)))
+        self.ledger.release(request)
+        for _ in range(1 + twice):
+            self.kv.drop(request)
+        del self.reserved[request], self.expected[request]
+        assert self.kv.n_tokens(request) == 0
+
+    @invariant()
+    def every_page_has_one_owner(self) -> None:
+        if not hasattr(self, "kv"):
+            return
+        owned = [page for request in self.reserved for page in self.kv.pages(request)]
+        assert len(owned) == len(set(owned)) == self.kv.n_used
+        assert all(0 <= page < self.kv.n_pages for page in owned)
+        assert self.kv.n_free + self.kv.n_used == self.kv.n_pages
+        assert self.kv.n_used * self.kv.page_size <= self.ledger.n_reserved
+
+    @invariant()
+    def data_survives(self) -> None:
+        for request, expected in getattr(self, "expected", {}).items():
+            assert self.kv.n_tokens(request) == len(expected)
+            if len(expected) == 0:
+                continue
+            for layer in range(LAYERS):
+                keys, values = self.kv.read(layer, table(self.kv, request), len(expected))
+                assert torch.equal(keys, expected[:, layer, 0].to(self.kv.dtype))
+                assert torch.equal(values, expected[:, layer, 1].to(self.kv.dtype))
+
+    def teardown(self) -> None:
+        if hasattr(self, "kv"):
+            for request in list(self.reserved):
+                self.kv.drop(request)
+            assert self.kv.n_used == 0
+
+
+TestManaged = Managed.TestCase
+TestManaged.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+@given(
+    page_size=st.integers(1, 9),
+    n_slots=st.integers(9, 200),
+    wishes=st.lists(st.integers(1, 60), max_size=40),
+)
+def test_all_reservations_can_be_filled_at_once(page_size: int, n_slots: int, wishes: list[int]) -> None:
+    """The worst moment: every admitted request has grown to all it reserved, token by token, interleaved."""
+    ledger, kv = SlotLedger(n_slots, page_size), make(n_slots, page_size)
+    admitted = {}
+    for request, wish in enumerate(wishes):
+        if ledger.fits(wish):
+            ledger.reserve(request, wish)
+            admitted[request] = wish
+    for step in range(max(admitted.values(), default=0)):
+        for request, wish in admitted.items():
+            if step < wish:
+                kv.extend(request, 1)
+    assert {request: kv.n_tokens(request) for request in admitted} == admitted
+
+
+def test_lay_out_places_new_tokens_after_earlier_ones() -> None:
+    kv = make(32, 4)
+    first = kv.lay_out([(7, 5), (8, 2)])
+    assert first.contexts.tolist() == [0, 0]
+    second = kv.lay_out([(8, 1), (9, 3), (7, 1)])
+    assert second.contexts.tolist() == [2, 0, 5]
+    assert second.positions.tolist() == [2, 0, 1, 2, 5]
+    assert second.page_tables.tolist() == [[kv.pages(8)[0], -1], [kv.pages(9)[0], -1], list(kv.pages(7))]
+    assert [kv.n_tokens(request) for request in (7, 8, 9)] == [6, 3, 3]
+
+
+def test_growth_without_a_reservation_is_our_own_mistake() -> None:
+    kv = make(8, 4)
+    kv.extend(1, 5)
+    with pytest.raises(AssertionError, match="without a reservation"):
+        kv.extend(2, 1)
+    assert (kv.n_used, kv.n_tokens(2)) == (2, 0)
+
+
+def test_unknown_requests() -> None:
+    kv = make(8, 4)
+    kv.drop(5)
+    assert kv.n_tokens(5) == 0
+    with pytest.raises(KeyError):
+        kv.page_tables([5])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"n_slots": 3, "page_size": 4}, "less than one page"),
+        ({"n_slots": 8, "page_size": 0}, "at least 1"),
+        ({"n_slots": 16, "dtype": torch.float16}, "float32 or bfloat16"),
+    ],
+)
+def test_wrong_sizes_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        KVManager(LAYERS, KV_HEADS, DIM, **arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slot_bytes_is_what_the_region_takes(dtype: torch.dtype) -> None:
+    kv = make(40, 4, dtype)
+    taken = sum(x.nbytes for x in (*kv.keys, *kv.values))
+    assert taken == 40 * slot_bytes(LAYERS, KV_HEADS, DIM, dtype)
+
+
+def test_the_default_models_slot() -> None:
+    assert slot_bytes(30, 3, 64) == 46_080
+    assert slot_bytes(30, 3, 64, torch.bfloat16) == 23_040
