@@ -148,8 +148,7 @@ def test_the_next_batch_is_under_way_before_the_report(running: Any, fake_engine
 def test_two_clients_overtake_only_if_the_batch_has_room(running: Any, fake_engine: Any, new_request: Any) -> None:
     for max_bs, expected in ((1, [1, 2]), (2, [2, 1])):
         run = running(Scheduler(n_slots=100, max_bs=max_bs), fake_engine())
-        run.loop.submit([new_request(1, max_tokens=20)])
-        run.loop.submit([new_request(2, max_tokens=2)])
+        run.loop.submit([new_request(1, max_tokens=20), new_request(2, max_tokens=2)])
         assert list(run.wait_ends(2)) == expected
 
 

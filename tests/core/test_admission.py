@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from orcaserve.core import CannotFit, EngineFacts, InvalidRequest, SamplingParams
+from orcaserve.core.admission import check_request, fan_out
+
+
+def facts(context_length: int = 100, n_slots: int = 64) -> EngineFacts:
+    return EngineFacts("m", 10, context_length, n_slots, max_bs=4, n_workers=1, eos_ids=frozenset({9}))
+
+
+@pytest.mark.parametrize(
+    ("context_length", "n_slots", "limit"), [(100, 64, "the K/V region holds 64"), (64, 100, "the context length")]
+)
+def test_input_and_output_together_must_fit(context_length: int, n_slots: int, limit: str) -> None:
+    """Against the context and against all slots; the field to blame is the one that could be made smaller."""
+    model = facts(context_length, n_slots)
+    check_request([1] * 60, SamplingParams(max_tokens=4), model)
+    with pytest.raises(CannotFit, match=limit) as refusal:
+        check_request([1] * 60, SamplingParams(max_tokens=5), model)
+    assert refusal.value.field == "max_tokens"
+    assert "60 prompt tokens + 5 tokens to generate make 65" in refusal.value.message
+    with pytest.raises(CannotFit) as refusal:
+        check_request([1] * 64, SamplingParams(max_tokens=1), model)
+    assert refusal.value.field == "prompt"
+
+
+@pytest.mark.parametrize("input_ids", [[], [10], [-1], [1, 2, 2**40]])
+def test_prompt_ids_must_exist(input_ids: list[int]) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_request(input_ids, SamplingParams(), facts())
+    assert refusal.value.field == "prompt"
+
+
+def test_ids_in_settings_must_exist() -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        check_request([1], SamplingParams(logit_bias={10: 1.0}), facts())
+    assert refusal.value.field == "logit_bias"
+
+
+def seeds(**settings: Any) -> list[int | None]:
+    return [one.params.seed for one in fan_out(itertools.count(), [1], SamplingParams(**settings), facts())]
+
+
+def test_each_choice_is_a_request_of_its_own() -> None:
+    ids = itertools.count(5)
+    choices = fan_out(ids, [1, 2], SamplingParams(n=3, seed=7, temperature=0.5), facts())
+    assert [one.id for one in choices] == [5, 6, 7] and next(ids) == 8
+    assert all(one.input_ids == [1, 2] and one.params.n == 1 and one.params.temperature == 0.5 for one in choices)
+
+
+@pytest.mark.parametrize("seed", [0, 7, -3, 2**63 - 1, -(2**63)])
+def test_seeds_of_choices_depend_on_seed_and_index_alone(seed: int) -> None:
+    five = seeds(n=5, seed=seed)
+    assert five == seeds(n=5, seed=seed) and len(set(five)) == 5
+    assert five[:2] == seeds(n=2, seed=seed) and five[0] == seed
+
+
+def test_without_a_seed_one_is_drawn() -> None:
+    drawn = seeds(n=4) + seeds(n=4)
+    assert None not in drawn and len(set(drawn)) == 8
+
+
+def test_stop_ids() -> None:
+    def stop_ids(**settings: Any) -> frozenset[int]:
+        return fan_out(itertools.count(), [1], SamplingParams(**settings), facts())[0].stop_ids
+
+    assert stop_ids() == {9}
+    assert stop_ids(stop_token_ids=[3]) == {3, 9}
+    assert stop_ids(stop_token_ids=[3], ignore_eos=True) == {3}
