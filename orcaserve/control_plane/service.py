@@ -39,7 +39,7 @@ class EngineServer(EngineServicer):
         endpoint -> Attach -> reader thread -> host.submit, host.cancel
         loop thread -> report() -> outbox -> sender thread -> endpoint
 
-    attached: set once the endpoint has been let in.
+    attached: set once the endpoint has been let in, and in any case once its stream has ended.
     on_end: called when the endpoint's stream has ended, whoever ended it; on a thread of gRPC's.
     """
 
@@ -97,16 +97,17 @@ class EngineServer(EngineServicer):
             if isinstance(item, IterationReport):
                 yield codec.encode_report(item)
             elif isinstance(item, EngineFacts):
-                yield codec.encode_facts(item)
-                self.attached.set()
                 threading.Thread(
                     target=self._read, args=(request_iterator, self._host), name="control plane: read", daemon=True
                 ).start()
+                self.attached.set()  # before the yield: gRPC never returns from it if the endpoint leaves right then
+                yield codec.encode_facts(item)
             else:
                 yield codec.encode_failure(item)
 
     def _ended(self) -> None:
         self._outbox.put(None)
+        self.attached.set()
         self._on_end()
 
     def _read(self, incoming: Iterator[wire.ToEngine], host: Host) -> None:

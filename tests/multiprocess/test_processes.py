@@ -39,6 +39,7 @@ def engine(config: EngineConfig) -> Iterator[EngineProcess]:
     yield engine
     assert engine._child is not None
     engine._child.kill()
+    engine._child.wait()
 
 
 def long_request(id: int, max_tokens: int = 1000) -> Request:
