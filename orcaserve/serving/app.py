@@ -9,7 +9,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from orcaserve import __version__
 from orcaserve.config import ServingConfig
 from orcaserve.core.errors import EngineError, InvalidRequest
 from orcaserve.serving import openapi
@@ -18,6 +17,7 @@ from orcaserve.serving.completions import completions
 from orcaserve.serving.http import Disconnected, Exchange, Receive, Scope, Send
 from orcaserve.serving.service import Service, as_invalid, new_id
 from orcaserve.serving.tokenize import detokenize, tokenize
+from orcaserve.version import __version__
 
 _log = logging.getLogger(__name__)
 _Read = Callable[["App", Exchange], Awaitable[None]]
@@ -115,7 +115,7 @@ class App:
         if self._config.api_key is None:
             return
         scheme, _, key = (exchange.header(b"authorization") or "").partition(" ")
-        good = hmac.compare_digest(key.strip().encode(), self._config.api_key.encode())
+        good = hmac.compare_digest(key.strip().encode("latin-1"), self._config.api_key.encode())
         if scheme.lower() != "bearer" or not good:
             message = "send the API key in the header Authorization: Bearer"
             raise InvalidRequest(None, message, code="invalid_api_key", status=401)

@@ -54,11 +54,14 @@ async def answer_stream(
     """
     # Choices write at different times; a lock keeps their events whole, and one that waits for it merges its text.
     lock = asyncio.Lock()
+    failed = False
 
     async def show(choice: Choice, text: str) -> None:
         ended = choice.text.finish_reason is not None
         frames = shape.frames(choice.index, text, choice.finish_reason if ended else None)
         async with lock:
+            if failed:
+                return
             if not exchange.started:
                 await exchange.start_events()
             await exchange.send_events(frames.encode())
@@ -66,12 +69,14 @@ async def answer_stream(
     try:
         await _run(exchange, choices, show)
     except EngineError as error:
-        failure = as_invalid(error, admitted=exchange.started)
-        if not exchange.started:
-            await exchange.send_error(failure)
-        else:
-            value = error_object(failure.status, failure.message, failure.code)
-            await exchange.end_events(b"data: " + json.dumps(value).encode() + b"\n\n")
+        async with lock:
+            failed = True
+            failure = as_invalid(error, admitted=exchange.started)
+            if not exchange.started:
+                await exchange.send_error(failure)
+            else:
+                value = error_object(failure.status, failure.message, failure.code)
+                await exchange.end_events(b"data: " + json.dumps(value).encode() + b"\n\n")
         return
     if not exchange.disconnected:
         usage = shape.usage_frame(usage_of(choices, prompt_tokens)).encode() if include_usage else b""

@@ -7,10 +7,10 @@ from functools import cache
 from html import escape
 from typing import Any
 
-from orcaserve import __version__
 from orcaserve.serving.fields import CHAT, COMPLETION, Field, Schema
 from orcaserve.serving.prompts import ROLES
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE
+from orcaserve.version import __version__
 
 _ERRORS = {
     "400": "A field is wrong; `param` names it.",
