@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import EngineError, EngineFacts, EngineStatus, FinishReason, IterationReport, Progress, Request
 
 ENGINE_LOST = "The engine stopped before this request was finished."
+CLOSE_GRACE = 1.0  # s for the engine to end the stream when asked
 
 _log = logging.getLogger(__name__)
 _Call = grpc.aio.StreamStreamCall[wire.ToEngine, wire.FromEngine]
@@ -46,10 +48,8 @@ class EngineClient:
         self._submits: list[wire.Submit] = []
         self._cancels: list[int] = []
         self._something_to_say = asyncio.Event()
-        self._tasks = [
-            asyncio.create_task(self._read(), name="engine client: read"),
-            asyncio.create_task(self._write(), name="engine client: write"),
-        ]
+        self._reader = asyncio.create_task(self._read(), name="engine client: read")
+        self._writer = asyncio.create_task(self._write(), name="engine client: write")
 
     @classmethod
     async def connect(cls, socket: Path) -> EngineClient:
@@ -101,11 +101,18 @@ class EngineClient:
             self._something_to_say.set()
 
     async def close(self) -> None:
-        """Let go of the engine; open streams end with an error. Idempotent."""
+        """Let go of the engine; open streams end with an error. Idempotent.
+
+        The engine is asked to end the stream, so that nothing of it is under way when this returns; it has CLOSE_GRACE.
+        """
         self._lose("closed by the endpoint")
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._writer.cancel()
+        await asyncio.gather(self._writer, return_exceptions=True)
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            await self._call.done_writing()
+        await asyncio.wait({self._reader}, timeout=CLOSE_GRACE)
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
         self._call.cancel()
         await self._channel.close()
 

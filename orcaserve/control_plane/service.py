@@ -124,6 +124,8 @@ class EngineServer(EngineServicer):
         except Exception:
             _log.exception("reading from the endpoint failed")
             self.fail("reading from the endpoint failed")
+        finally:
+            self._outbox.put(None)
 
     def _decode(self, submit: wire.Submit, host: Host) -> Request | None:
         """The request, or None after refusing it."""

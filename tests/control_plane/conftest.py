@@ -22,9 +22,15 @@ from orcaserve.worker.executor import DeviceExecutor
 FACTS = EngineFacts("fake", vocab_size=1000, context_length=512, n_slots=4096, max_bs=64, n_workers=1)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """All tests share one event loop: gRPC may bring the end of a call that was given up to a loop that is closed."""
+    yield
 
 
 @dataclass

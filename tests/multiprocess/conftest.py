@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,15 @@ from safetensors.numpy import save_file
 VOCABULARY, HIDDEN, LAYERS, HEADS, KV_HEADS, MLP = 256, 32, 2, 4, 2, 64
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(scope="session", autouse=True)
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """All tests share one event loop: gRPC may bring the end of a call that was given up to a loop that is closed."""
+    yield
 
 
 @pytest.fixture(scope="session")
