@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @pytest.fixture(scope="session")
@@ -13,3 +18,60 @@ def default_model() -> Path:
     from orcaserve.checkpoint.locate import locate_model
 
     return locate_model(None)
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder of Llama's kind with random weights: some 100 KB, loaded in no time."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    vocabulary, hidden, layers, heads, kv_heads, mlp = 256, 32, 2, 4, 2, 64
+    random = np.random.default_rng(0)
+
+    def matrix(*shape: int) -> NDArray[np.float32]:
+        return (random.standard_normal(shape) * 0.2).astype(np.float32)
+
+    head_dim = hidden // heads
+    tensors = {
+        "model.embed_tokens.weight": matrix(vocabulary, hidden),
+        "model.norm.weight": np.ones(hidden, np.float32),
+        "lm_head.weight": matrix(vocabulary, hidden),
+    }
+    for i in range(layers):
+        tensors |= {
+            f"model.layers.{i}.{name}.weight": value
+            for name, value in {
+                "input_layernorm": np.ones(hidden, np.float32),
+                "post_attention_layernorm": np.ones(hidden, np.float32),
+                "self_attn.q_proj": matrix(heads * head_dim, hidden),
+                "self_attn.k_proj": matrix(kv_heads * head_dim, hidden),
+                "self_attn.v_proj": matrix(kv_heads * head_dim, hidden),
+                "self_attn.o_proj": matrix(hidden, heads * head_dim),
+                "mlp.gate_proj": matrix(mlp, hidden),
+                "mlp.up_proj": matrix(mlp, hidden),
+                "mlp.down_proj": matrix(hidden, mlp),
+            }.items()
+        }
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "intermediate_size": mlp,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float32",
+        "vocab_size": vocabulary,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    folder = tmp_path_factory.mktemp("tiny")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder

@@ -13,8 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-import orcaserve
-from orcaserve import core
+import orcaserve.core as core
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH
 from orcaserve.control_plane.client import EngineClient
@@ -157,7 +156,7 @@ class EngineProcess:
 
 def _environment() -> dict[str, str]:
     """This process's environment, in which the child finds the same orcaserve, wherever it was started from."""
-    root = str(Path(orcaserve.__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     if root in site.getsitepackages():
         return dict(os.environ)
     inherited = os.environ.get("PYTHONPATH")

@@ -249,13 +249,13 @@ def test_a_stopped_engine_dies_with_its_endpoint_too(tiny_model: Path, alive: Al
 
 
 def test_an_endpoint_that_is_stopped_for_a_while_loses_nothing(tiny_model: Path, alive: Alive) -> None:
-    with stand_in(tiny_model, 3000) as (endpoint, read_to):
+    with stand_in(tiny_model, 1500) as (endpoint, read_to):
         pid = int(read_to("engine"))
         read_to("running")
         endpoint.send_signal(signal.SIGSTOP)
-        time.sleep(2)
+        time.sleep(1.5)
         assert alive(pid)
         endpoint.send_signal(signal.SIGCONT)
-        assert read_to("end") == "3000 LENGTH"
+        assert read_to("end") == "1500 LENGTH"
         assert endpoint.wait(10) == 0
         assert not alive(pid)

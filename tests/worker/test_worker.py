@@ -1,0 +1,132 @@
+"""The worker on a tiny model: one iteration at a time, and what is wrong with one request stays with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from orcaserve.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from orcaserve.core import Batch, BatchEntry, ConfigError, EngineFacts, IterationResult, ModelNotFound, Phase
+from orcaserve.core import SamplingParams as Params
+from orcaserve.worker.worker import Worker
+
+GREEDY = Params(max_tokens=100, temperature=0)
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+class Rig:
+    """A worker with 8 pages of 16 slots, and the numbering of its iterations."""
+
+    def __init__(self, model: Path) -> None:
+        self.worker = Worker.load(
+            EngineConfig(ModelConfig(model, "tiny", threads=1), KVConfig(n_slots=128), SchedulerConfig(8))
+        )
+        self._iterations = count(1)
+
+    def run(self, *entries: BatchEntry, drops: Sequence[int] = ()) -> IterationResult:
+        batch = Batch(next(self._iterations), entries, tuple(drops))
+        result = self.worker.run(batch)
+        assert result.iteration == batch.iteration
+        assert len(result.tokens) == len(entries)
+        return result
+
+    def alone(self, id: int, prompt: Sequence[int], n: int) -> list[int]:
+        """n greedy tokens of a request that has the worker to itself."""
+        tokens = list(self.run(first(id, prompt)).tokens)
+        while len(tokens) < n:
+            tokens += self.run(later(id, tokens[-1], len(prompt) + len(tokens) - 1)).tokens
+        return tokens
+
+
+@pytest.fixture(scope="module")
+def rig(tiny_model: Path) -> Rig:
+    return Rig(tiny_model)
+
+
+def first(id: int, prompt: Sequence[int], params: Params = GREEDY) -> BatchEntry:
+    return BatchEntry(id, Phase.INITIATION, prompt, 0, params)
+
+
+def later(id: int, token: int, position: int) -> BatchEntry:
+    return BatchEntry(id, Phase.INCREMENT, [token], position)
+
+
+def test_facts(rig: Rig) -> None:
+    assert rig.worker.facts == EngineFacts("tiny", 256, 4096, 128, 8, 1, frozenset({2}))
+    assert torch.get_num_threads() == 1
+
+
+def test_a_mixed_batch_gives_what_each_request_gets_alone(rig: Rig) -> None:
+    a, b = rig.alone(1, [3, 4, 5], 3), rig.alone(2, [7] * 20, 2)
+    start = rig.run(first(3, [3, 4, 5]), drops=[1, 2])
+    assert start.tokens == a[:1]
+    mixed = rig.run(later(3, a[0], 3), first(4, [7] * 20))
+    assert mixed.tokens == [a[1], b[0]]
+    assert rig.run(later(3, a[1], 4), later(4, b[0], 20)).tokens == [a[2], b[1]]
+    assert mixed.failures == {} and 0 < mixed.seconds < 10
+    rig.run(first(5, [1]), drops=[3, 4])
+    rig.run(first(6, [1]), drops=[5])
+    rig.run(first(7, [1]), drops=[6, 7])
+
+
+def test_what_is_dropped_is_free_for_the_same_batch(tiny_model: Path) -> None:
+    rig = Rig(tiny_model)
+    rig.run(first(1, [5] * 127))
+    result = rig.run(first(2, [6] * 127), drops=[1])
+    assert result.failures == {}
+    with pytest.raises(AssertionError, match="without a reservation"):
+        rig.run(first(3, [7] * 16))
+
+
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (first(9, [1, 256]), "outside 0..255"),
+        (first(9, [-1]), "outside 0..255"),
+        (first(9, [1] * 4097), "context length of 4096"),
+        (BatchEntry(9, Phase.INITIATION, [1], 5, GREEDY), "lost"),
+        (later(9, 1, 4), "lost"),
+        (first(9, [1], Params(temperature=1.0)), "seed"),
+        (first(9, [1], Params(temperature=0, logit_bias={256: 1.0})), "256|255"),
+    ],
+    ids=["past the vocabulary", "negative", "too long", "a gap", "unknown request", "no seed", "bias"],
+)
+def test_an_entry_that_cannot_be_run_fails_alone(tiny_model: Path, bad: BatchEntry, says: str) -> None:
+    rig = Rig(tiny_model)
+    expected = rig.alone(1, [3, 4, 5], 3)
+    rig.run(first(2, [3, 4, 5]), drops=[1])
+    result = rig.run(bad, later(2, expected[0], 3))
+    assert list(result.failures) == [9]
+    assert says.split("|")[-1] in result.failures[9]
+    assert result.tokens == [0, expected[1]]
+    assert rig.run(later(2, expected[1], 4), drops=[9]).tokens == [expected[2]]
+
+
+def test_a_batch_of_which_nothing_can_be_run(rig: Rig) -> None:
+    result = rig.run(first(9, [999]))
+    assert (result.tokens, list(result.failures)) == ([0], [9])
+
+
+def test_the_default_region_holds_no_more_than_requests_could_fill(tiny_model: Path) -> None:
+    config = EngineConfig(ModelConfig(tiny_model, "tiny", max_model_len=100), scheduler=SchedulerConfig(3))
+    facts = Worker.load(config).facts
+    assert (facts.context_length, facts.n_slots) == (100, 304)
+
+
+def test_settings_that_do_not_suit(tiny_model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--max-model-len: the model was trained for 4096 tokens, not 4097"):
+        Worker.load(EngineConfig(ModelConfig(tiny_model, "tiny", max_model_len=4097)))
+    with pytest.raises(ConfigError, match="--n-slots"):
+        Worker.load(EngineConfig(ModelConfig(tiny_model, "tiny"), KVConfig(n_slots=2**40)))
+    with pytest.raises(ModelNotFound):
+        Worker.load(EngineConfig(ModelConfig(tmp_path / "none", "tiny")))
