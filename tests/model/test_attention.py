@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -229,6 +231,29 @@ def test_layers_and_iterations_do_not_mix() -> None:
         for layer in range(2):
             got = attention(*x[layer], layer, layout, kv)
             torch.testing.assert_close(got, oracle(*x[layer], layer, layout_oracle, kv_oracle), rtol=2e-5, atol=2e-6)
+
+
+def test_other_threads_run_during_a_call() -> None:
+    """The interpreter's lock is released, and two callers at once have scratch memory of their own."""
+    pieces: list[Pieces] = [[(3000, 0)], [(1, 50)] * 20 + [(700, 300)]]
+    expected = [Case(piece).run(NativeAttention()) for piece in pieces]
+    cases = [Case(piece) for piece in pieces]
+    results: dict[int, Tensor] = {}
+
+    def run(index: int) -> None:
+        results[index] = cases[index].run(NativeAttention())
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    turns = 0
+    while threads[0].is_alive():
+        time.sleep(0.002)
+        turns += 1
+    for thread in threads:
+        thread.join()
+    assert turns > 3, "this thread could not run while another was in the kernel"
+    assert all(torch.equal(results[index], expected[index]) for index in range(len(cases)))
 
 
 @pytest.mark.parametrize("attention", [NativeAttention(), ReferenceAttention()], ids=["native", "reference"])
