@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from orcaserve.version import __version__
+
 if TYPE_CHECKING:
     from orcaserve.core import SamplingParams
     from orcaserve.llm import LLM, Completion
 
-__version__ = "0.1.0"
 __all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
 
 

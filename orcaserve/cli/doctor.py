@@ -8,10 +8,10 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from orcaserve import __version__
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, cache_dir, cached_models
+from orcaserve.version import __version__
 
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "grpcio", "protobuf", "starlette", "uvicorn")
+PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "grpcio", "protobuf", "uvicorn", "httptools")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,8 +7,8 @@ import importlib
 import sys
 from typing import NoReturn
 
-from orcaserve import __version__
 from orcaserve.core.errors import ConfigError, InvalidRequest, ModelError, OrcaServeError
+from orcaserve.version import __version__
 
 VERBS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",

@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("HTTP")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")
+    group.add_argument("--uds", metavar="PATH", help="listen on a Unix socket instead of a port")
     group.add_argument("--served-model-name", metavar="NAME", help="the model's name for clients; default: the file's")
     group.add_argument(
         "--api-key",
@@ -34,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     serving = ServingConfig(
         host=args.host,
         port=args.port,
+        uds=args.uds,
         served_model_name=args.served_model_name,
         api_key=args.api_key or None,
         log_level=args.log_level,
