@@ -41,6 +41,9 @@ class Checkpoint(Protocol):
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The tensor as float32, into `out` (contiguous, same shape) if given. KeyError if there is none."""
 
+    def stored(self, name: str) -> NDArray[np.uint8]:
+        """A copy of the tensor's bytes [rows, bytes of a row], for `dequantise`. KeyError if there is none."""
+
     def close(self) -> None: ...
 
 
@@ -59,6 +62,9 @@ class GGUFCheckpoint:
 
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         return self.file.read(name, out)
+
+    def stored(self, name: str) -> NDArray[np.uint8]:
+        return self.file.stored(name)
 
     def close(self) -> None:
         self.file.close()

@@ -71,6 +71,9 @@ class FolderCheckpoint:
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         return self._files[name].read(name, out)
 
+    def stored(self, name: str) -> NDArray[np.uint8]:
+        return self._files[name].stored(name)
+
     @property
     def tokenizer_eos_ids(self) -> list[int]:
         """The id of the tokenizer's eos_token, if the folder says which one that is."""

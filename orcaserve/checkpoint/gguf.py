@@ -105,6 +105,10 @@ class GGUFFile:
         """The tensor as float32, into `out` (contiguous, same shape) if given. KeyError if `tensors` lacks it."""
         return self._file.read(self.tensors[name], out)
 
+    def stored(self, name: str) -> NDArray[np.uint8]:
+        """A copy of the tensor's bytes [rows, bytes of a row], for `dequantise`. KeyError if `tensors` lacks it."""
+        return self._file.stored(self.tensors[name])
+
     def close(self) -> None:
         self._file.close()
 

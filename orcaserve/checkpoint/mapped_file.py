@@ -40,6 +40,12 @@ class MappedFile:
         self._forget(info)
         return out
 
+    def stored(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """A copy of the tensor's bytes as they are stored, one row of its shape per row."""
+        copy = np.frombuffer(self.data, np.uint8)[info.offset : info.offset + info.n_bytes].copy()
+        self._forget(info)
+        return copy.reshape(info.shape[0], -1)
+
     def _forget(self, info: TensorInfo) -> None:
         """Tell the system that these pages are not needed again: they would count as this process's memory."""
         if hasattr(mmap, "MADV_DONTNEED"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
+
+from orcaserve.checkpoint import dequantise
 
 # The names that transformers and GGUF give to activations.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -51,6 +55,34 @@ class Linear:
 def can_pack(weight: Tensor) -> bool:
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     return has_onednn and weight.device.type == "cpu" and weight.dtype is torch.float32
+
+
+class Embedding:
+    """Rows of a table [rows, width] by number."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight = weight
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """[n] int64 -> [n, width]."""
+        return F.embedding(ids, self._weight)
+
+
+class StoredEmbedding:
+    """An Embedding that keeps its rows as the checkpoint stores them and turns each into float32 when it is looked up.
+
+    Where the output head is tied to the embedding, the head's packed weights leave no plain table to look rows up in.
+    This takes a quarter of a second table's memory (8-bit kinds), and gives the same numbers.
+    """
+
+    def __init__(self, kind: str, rows: NDArray[np.uint8], width: int) -> None:
+        self._kind, self._rows, self._width = kind, rows, width
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """[n] int64 -> [n, width] float32."""
+        out = np.empty((ids.shape[0], self._width), np.float32)
+        dequantise(self._kind, self._rows[ids.numpy()].reshape(-1), out.reshape(-1))
+        return torch.from_numpy(out)
 
 
 class Norm:

@@ -19,7 +19,7 @@ from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.attention import choose_attention
 from orcaserve.model.families import Names, family_of
 from orcaserve.model.families.settings import Settings
-from orcaserve.model.layers import ACTIVATIONS, MLP, Linear, Norm
+from orcaserve.model.layers import ACTIVATIONS, MLP, Embedding, Linear, Norm, StoredEmbedding, can_pack
 from orcaserve.model.spec import ModelSpec
 from orcaserve.model.transformer import Layer, Transformer, Weights
 
@@ -75,13 +75,13 @@ class _Loader:
 
     def load(self) -> Weights:
         spec, names = self._spec, self._names
-        embedding = self._table(names.embedding, spec.vocab_size)
+        embedding, head = self._ends()
         weights = Weights(
             embedding=embedding,
-            positions=None if names.positions is None else self._table(names.positions, spec.context_length),
+            positions=None if names.positions is None else Embedding(self._table(names.positions, spec.context_length)),
             layers=[self._layer(names.layer.format(i=i)) for i in range(spec.n_layers)],
             norm=self._norm(names.norm),
-            head=self._head(embedding),
+            head=head,
         )
         left = [name for plain, name in self._stored.items() if not self._is_ignored(plain)]
         if left:
@@ -113,15 +113,22 @@ class _Loader:
         """[rows, hidden], looked up by row; stored so in every family."""
         return self._stack((name + ".weight",), (rows,), (self._spec.hidden_size,))
 
-    def _head(self, embedding: Tensor) -> Linear:
-        spec, name = self._spec, self._names.head
+    def _ends(self) -> tuple[Embedding | StoredEmbedding, Linear]:
+        """Embedding and output head: two tables, or one that is both."""
+        spec, names, stored = self._spec, self._names, dict(self._stored)
+        table = self._table(names.embedding, spec.vocab_size)
         if not spec.tied:
-            head = Linear(self._table(name, spec.vocab_size))
+            head = Linear(self._table(names.head, spec.vocab_size))
             head.pack()
-            return head
-        if f"{name}.weight" in self._stored and not torch.equal(self._table(name, spec.vocab_size), embedding):
-            logger.warning("%s.weight differs from the embedding it is tied to, and is ignored", name)
-        return Linear(embedding)
+            return Embedding(table), head
+        if f"{names.head}.weight" in stored and not torch.equal(self._table(names.head, spec.vocab_size), table):
+            logger.warning("%s.weight differs from the embedding it is tied to, and is ignored", names.head)
+        head = Linear(table)
+        info = self._checkpoint.tensors[stored[f"{names.embedding}.weight"]]
+        if not can_pack(table) or info.n_bytes > table.nbytes // 2:
+            return Embedding(table), head
+        head.pack()
+        return StoredEmbedding(info.kind, self._checkpoint.stored(info.name), spec.hidden_size), head
 
     def _linear(
         self,

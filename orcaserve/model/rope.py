@@ -61,7 +61,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     rest = x.shape[2] - 2 * half
     turned = x.narrow(2, 0, 2 * half) if rest else x
     swapped = turned.roll(half, 2)
-    out = torch.addcmul(turned * torch.cat((cos, cos), 1)[:, None], swapped, torch.cat((-sin, sin), 1)[:, None])
+    # Products and a sum, no fused step: a vector's last lanes would round otherwise, and differ from batch to batch.
+    out = (turned * torch.cat((cos, cos), 1)[:, None]).add_(swapped.mul_(torch.cat((-sin, sin), 1)[:, None]))
     return torch.cat((out, x.narrow(2, 2 * half, rest)), 2) if rest else out
 
 

@@ -17,12 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from orcaserve.model.attention import Attention
 from orcaserve.model.kv_manager import KVManager
-from orcaserve.model.layers import MLP, Linear, Norm
+from orcaserve.model.layers import MLP, Embedding, Linear, Norm, StoredEmbedding
 from orcaserve.model.layout import Layout
 from orcaserve.model.rope import Rope, rotate
 from orcaserve.model.spec import ModelSpec
@@ -45,10 +44,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All weights of a model. positions: the learned ones, or None. head: None = the embedding."""
+    """All weights of a model. positions: the learned ones, or None."""
 
-    embedding: Tensor
-    positions: Tensor | None
+    embedding: Embedding | StoredEmbedding
+    positions: Embedding | None
     layers: Sequence[Layer]
     norm: Norm
     head: Linear
@@ -61,8 +60,8 @@ class Transformer:
         self.spec = spec
         self.weights = weights
         self.attention = attention
-        self.device = weights.embedding.device
-        self.dtype = weights.embedding.dtype
+        self.device = weights.norm.weight.device
+        self.dtype = weights.norm.weight.dtype
         self._rope = Rope(spec.rope, self.device) if spec.rope else None
 
     @torch.inference_mode()
@@ -77,9 +76,9 @@ class Transformer:
 
     def embed(self, token_ids: Tensor, layout: Layout) -> Tensor:
         """[N] -> [rows, hidden], rows >= N: see ROWS."""
-        x = F.embedding(_fill(token_ids), self.weights.embedding)
+        x = self.weights.embedding(_fill(token_ids))
         if self.weights.positions is not None:
-            x += F.embedding(_fill(layout.positions), self.weights.positions)
+            x += self.weights.positions(_fill(layout.positions))
         return x
 
     def run_layers(self, x: Tensor, layout: Layout, kv: KVManager) -> Tensor:

@@ -211,11 +211,11 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.lists(OPTIONS, min_size=2, max_size=6), st.integers(0, 1000))
 def test_a_request_gets_the_same_tokens_in_any_batch(requests: list[dict[str, Any]], seed: int) -> None:
     """To the token, over four steps, with a vocabulary of odd size that is larger than the first look at candidates."""
-    logits = torch.randn(4, len(requests), 5003, generator=torch.Generator().manual_seed(seed)) * 2
+    logits = torch.randn(4, len(requests), 2503, generator=torch.Generator().manual_seed(seed)) * 2
     together = Sampler()
     for r, options in enumerate(requests):
         together.admit(r, (1, 2, 3), params(**options), frozenset({4, 5}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +9,7 @@ from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.spec import RopeSpec
 
 MAX_SIZE = 1 << 24
+SMALLEST, LARGEST = 1e-12, 1e12  # numbers outside would overflow in float32 arithmetic
 
 
 class Settings:
@@ -29,22 +29,22 @@ class Settings:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A positive finite number."""
+        """A positive number."""
         value = self._present(key, default)
-        if type(value) not in (int, float) or not 0 < value < math.inf:
-            raise CheckpointError(f"{self._where}: {key} must be a positive number")
+        if not _is_number(value):
+            raise CheckpointError(f"{self._where}: {key} must be a number from {SMALLEST:g} to {LARGEST:g}")
         return float(value)
 
     def maybe_number(self, key: str) -> float | None:
         return None if self._values.get(key) is None else self.number(key)
 
     def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """A list of `count` positive finite numbers."""
+        """A list of `count` positive numbers."""
         value = self._present(key, None)
         if not isinstance(value, list) or len(value) != count:
             raise CheckpointError(f"{self._where}: {key} must be a list of {count} numbers")
-        if not all(type(number) in (int, float) and 0 < number < math.inf for number in value):
-            raise CheckpointError(f"{self._where}: {key} holds something that is not a positive number")
+        if not all(map(_is_number, value)):
+            raise CheckpointError(f"{self._where}: {key} must hold numbers from {SMALLEST:g} to {LARGEST:g}")
         return tuple(map(float, value))
 
     def flag(self, key: str, default: bool) -> bool:
@@ -81,6 +81,10 @@ class Settings:
         if value is None:
             raise CheckpointError(f"{self._where}: {key} is missing")
         return value
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float) and SMALLEST <= value <= LARGEST
 
 
 def rope_spec(settings: Settings, head_dim: int, context_length: int) -> RopeSpec:
