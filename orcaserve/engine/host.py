@@ -119,8 +119,8 @@ class EngineHost:
 def _limit_spinning() -> None:
     """Have the math library's threads sleep soon when they wait for each other. Of no effect once torch is imported.
 
-    Its own habit is to spin for a millisecond and more. Beside a busy neighbour that takes the core from the very thread
-    that is waited for, and made iterations 2 to 15 times as long; a bound costs an undisturbed iteration some 5 %.
+    Its own habit is to spin for a millisecond and more. Beside a busy neighbour that takes the core from the thread
+    that is waited for, and made iterations 2 to 15 times as long; the bound costs an undisturbed one some 5 %.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")
