@@ -1,6 +1,7 @@
 """One draw per row of logits: temperature, then top_k, top_p, min_p, then a token by the row's own random number.
 
-No result depends on the other rows: sums whose rounding may depend on a tensor's shape are taken row by row.
+No result depends on the other rows: steps whose rounding may depend on a tensor's shape (sums, and exp at the end of a
+vector register) are taken row by row.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ def draw(x: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float])
     whole = sorted(set(range(len(params))).difference(cut))
     if whole:
         weights = x if not cut else x[whole]
-        picks[whole] = _look_up(weights.exp_().cumsum(1, dtype=torch.float64), numbers[whole])
+        for row in weights:
+            row.exp_()
+        picks[whole] = _look_up(weights.cumsum(1, dtype=torch.float64), numbers[whole])
     return picks
 
 
 def _draw_cut(x: Tensor, params: Sequence[SamplingParams], uniforms: Tensor, k: int) -> Tensor:
     """From those of each row's k best tokens that top_k, top_p and min_p keep, best first.
 
-    Each of the three keeps a prefix of the sorted tokens. Where they keep all k, more might be kept: such rows are
-    looked at again with a larger k.
+    Each of the three keeps a prefix of the sorted tokens. Where they keep all k, more might be kept; and where top_k is
+    larger than k, the mass that top_p is a share of is not known yet: such rows are looked at again with a larger k.
     """
     n_tokens, device = x.shape[1], x.device
     values, ids = x.topk(k)
@@ -60,7 +63,7 @@ def _draw_cut(x: Tensor, params: Sequence[SamplingParams], uniforms: Tensor, k: 
     n_keep = keep.sum(1)
     kept = cumulative.minimum(cumulative.gather(1, n_keep[:, None] - 1))
     picks = ids.gather(1, _look_up(kept, uniforms)[:, None])[:, 0]
-    unsure = (n_keep == k) & (top_k > k)
+    unsure = (top_k > k) & ((n_keep == k) | (top_k < n_tokens))
     if unsure.any():
         again = [p for p, yes in zip(params, unsure.tolist(), strict=True) if yes]
         picks[unsure] = _draw_cut(x[unsure], again, uniforms[unsure], min(k * WIDEN, n_tokens))

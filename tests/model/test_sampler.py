@@ -83,6 +83,12 @@ def test_top_p_is_a_share_of_what_top_k_leaves() -> None:
     assert_distribution(frequencies({"top_k": 3, "top_p": 0.85}), [*EXP[:2], 0, 0, 0, 0])
 
 
+def test_top_p_is_a_share_of_what_top_k_leaves_beyond_the_first_look_too() -> None:
+    """400 alike of 3,000: the nucleus of .05 is 20 of them (of all 3,000 it would be 150)."""
+    tokens = frequencies({"top_k": 400, "top_p": 0.05}, torch.zeros(3000), n=1000)
+    assert sum(count > 0 for count in tokens) == 20
+
+
 def test_min_p_is_a_share_of_the_best() -> None:
     """Relative to the best: 1 .37 .22 .14 .05 .007."""
     assert_distribution(frequencies({"min_p": 0.2}), [*EXP[:3], 0, 0, 0])
@@ -226,7 +232,7 @@ def test_a_request_gets_the_same_tokens_in_any_batch(requests: list[dict[str, An
         assert [alone.sample(logits[i, r : r + 1].clone(), [r])[0][0] for i in range(4)] == [t[r] for t in batch]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(OPTIONS, st.integers(0, 1000), st.sampled_from([0.1, 1.0, 4.0]))
 def test_a_cut_draw_is_the_inverse_of_the_sorted_distribution(
     options: dict[str, Any], seed: int, spread: float
