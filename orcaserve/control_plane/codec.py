@@ -59,8 +59,8 @@ def encode_submit(request: Request) -> wire.Submit:
             frequency_penalty=params.frequency_penalty,
             repetition_penalty=params.repetition_penalty,
             logit_bias=params.logit_bias,
-            seed=params.seed,
         ),
+        seed=request.seed,
     )
 
 
@@ -86,9 +86,8 @@ def decode_submit(submit: wire.Submit) -> Request:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
-        seed=sampling.seed if sampling.HasField("seed") else None,
     )
-    return Request(submit.request_id, list(submit.input_ids), params, frozenset(submit.stop_ids))
+    return Request(submit.request_id, list(submit.input_ids), params, frozenset(submit.stop_ids), submit.seed)
 
 
 def encode_report(report: IterationReport) -> wire.FromEngine:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from orcaserve.core.engine import EngineFacts
 from orcaserve.core.errors import CannotFit, InvalidRequest
@@ -44,7 +43,7 @@ def fan_out(
     check_request(input_ids, params, facts)
     stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | facts.eos_ids
     return [
-        Request(next(request_ids), input_ids, replace(params, n=1, seed=_choice_seed(params.seed, index)), stop_ids)
+        Request(next(request_ids), input_ids, params, stop_ids, _choice_seed(params.seed, index))
         for index in range(params.n)
     ]
 

@@ -15,7 +15,7 @@ class BatchEntry:
 
     tokens: the input tokens of this iteration: the whole prompt, or the newest token.
     position: token index of tokens[0] = number of tokens whose K/V the request already has.
-    params, stop_ids: sent with the initiation only; the worker keeps them until the request is dropped.
+    params, stop_ids, seed: sent with the initiation only; the worker keeps them until the request is dropped.
     """
 
     request_id: int
@@ -24,6 +24,7 @@ class BatchEntry:
     position: int
     params: SamplingParams | None = None
     stop_ids: frozenset[int] = frozenset()
+    seed: int = 0
 
     def __post_init__(self) -> None:
         assert (self.params is not None) == (self.phase is Phase.INITIATION)

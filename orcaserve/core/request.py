@@ -38,6 +38,7 @@ class Request:
 
     input_ids: the prompt, at least one token id.
     stop_ids: ids that end the request when generated (empty if it ignores them).
+    seed: what its draws are made of, together with their positions; nothing below the door is random.
     arrival: seconds on the loop's clock; set when the scheduler adds it.
     """
 
@@ -45,6 +46,7 @@ class Request:
     input_ids: Sequence[int]
     params: SamplingParams
     stop_ids: frozenset[int] = frozenset()
+    seed: int = 0
     arrival: float = 0.0
     output: list[int] = field(default_factory=list)
     state: RequestState = RequestState.INITIATION

@@ -35,6 +35,7 @@ class _State:
 
     params: SamplingParams
     stop_ids: frozenset[int]
+    seed: int
     n_text: int
     n_output: int = 0
     seen: dict[int, None] = field(default_factory=dict)
@@ -43,8 +44,7 @@ class _State:
     @property
     def uniform(self) -> float:
         """The random number of the next token."""
-        assert self.params.seed is not None
-        return uniform(self.params.seed, self.n_text)
+        return uniform(self.seed, self.n_text)
 
     def append(self, token: int) -> None:
         self.n_text += 1
@@ -62,12 +62,11 @@ class Sampler:
         self._states: dict[int, _State] = {}
 
     def admit(
-        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]
+        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], seed: int
     ) -> None:
-        """Take a request before its first `sample`. params.seed must be set unless params.greedy."""
-        assert params.greedy or params.seed is not None, "a seed is drawn where a request enters the system"
+        """Take a request before its first `sample`. seed: 64 bits, what its draws are made of."""
         seen = dict.fromkeys(input_ids) if params.repetition_penalty != 1 else {}
-        self._states[request_id] = _State(params, stop_ids, len(input_ids), seen=seen)
+        self._states[request_id] = _State(params, stop_ids, seed, len(input_ids), seen=seen)
 
     def drop(self, request_ids: Iterable[int]) -> None:
         """Forget requests; unknown ones are no error."""
@@ -84,21 +83,19 @@ class Sampler:
         tokens = [0] * len(states)
         failures = _unusable(logits, states)
         _adjust(logits, [(row, state) for row, state in enumerate(states) if row not in failures])
-        for greedy in (True, False):
-            rows = [r for r, state in enumerate(states) if state.params.greedy is greedy and r not in failures]
-            if not rows:
-                continue
-            x = logits if len(rows) == len(states) else logits[rows]
-            best, picks = x.max(1)
-            if not greedy:
-                x -= best[:, None]
-                picks = draw(x, [states[row].params for row in rows], [states[row].uniform for row in rows])
-            for row, pick, top in zip(rows, picks.tolist(), best.tolist(), strict=True):
-                if top == -torch.inf:
-                    failures[row] = "every token is excluded"
-                else:
-                    tokens[row] = pick
-                    states[row].append(pick)
+        best, picks = logits.max(1)
+        for row, top in enumerate(best.tolist()):
+            if top == -torch.inf:
+                failures.setdefault(row, "every token is excluded")
+        drawn = [row for row, state in enumerate(states) if not state.params.greedy and row not in failures]
+        if drawn:
+            x = logits if len(drawn) == len(states) else logits[drawn]
+            x -= best[drawn, None]
+            picks[drawn] = draw(x, [states[row].params for row in drawn], [states[row].uniform for row in drawn])
+        for row, (state, pick) in enumerate(zip(states, picks.tolist(), strict=True)):
+            if row not in failures:
+                tokens[row] = pick
+                state.append(pick)
         return tokens, {request_ids[row]: text for row, text in failures.items()}
 
 

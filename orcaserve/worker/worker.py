@@ -78,7 +78,7 @@ class Worker:
         tokens: dict[int, int] = {}
         if runnable:
             ids = [entry.request_id for entry in runnable]
-            sampled, failed = self._step(runnable, ids)
+            sampled, failed = self._iterate(runnable, ids)
             tokens = dict(zip(ids, sampled, strict=True))
             failures |= failed
         return IterationResult(
@@ -88,13 +88,13 @@ class Worker:
             time.perf_counter() - started,
         )
 
-    def _step(self, entries: Sequence[BatchEntry], ids: Sequence[int]) -> tuple[Sequence[int], dict[int, str]]:
+    def _iterate(self, entries: Sequence[BatchEntry], ids: Sequence[int]) -> tuple[Sequence[int], dict[int, str]]:
         """One token for each entry, and which of them mean nothing."""
         layout = self._kv.lay_out([(entry.request_id, len(entry.tokens)) for entry in entries])
         flat = torch.tensor(list(chain.from_iterable(entry.tokens for entry in entries)), dtype=torch.int64)
         for entry in entries:
             if entry.params is not None:
-                self._sampler.admit(entry.request_id, entry.tokens, entry.params, entry.stop_ids)
+                self._sampler.admit(entry.request_id, entry.tokens, entry.params, entry.stop_ids, entry.seed)
         logits = self._model.forward(flat.to(self._model.device), layout, self._kv)
         return self._sampler.sample(logits, ids)
 
@@ -106,8 +106,6 @@ class Worker:
             return f"the context length of {self.facts.context_length} tokens is exceeded"
         if entry.position != self._kv.n_tokens(entry.request_id):
             return "the tokens of this request were lost"
-        if entry.params is not None and entry.params.seed is None and not entry.params.greedy:
-            return "the request was given no seed"
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -22,9 +23,13 @@ def params(**options: Any) -> SamplingParams:
     return SamplingParams(**({"max_tokens": 10_000, "seed": 1} | options))
 
 
+def admit(sampler: Sampler, request_id: int, prompt: Sequence[int], p: SamplingParams, stop: frozenset[int]) -> None:
+    sampler.admit(request_id, prompt, p, stop, p.seed or 0)
+
+
 def sample_once(logits: Tensor, p: SamplingParams, prompt: tuple[int, ...] = (0,), stop: tuple[int, ...] = ()) -> int:
     sampler = Sampler()
-    sampler.admit(7, prompt, p, frozenset(stop))
+    admit(sampler, 7, prompt, p, frozenset(stop))
     tokens, failures = sampler.sample(logits.clone()[None], [7])
     assert not failures
     return tokens[0]
@@ -34,7 +39,7 @@ def frequencies(p: dict[str, Any], logits: Tensor = LOGITS, n: int = 4000) -> li
     """How often each token comes out of n requests that differ in their seed only."""
     sampler = Sampler()
     for seed in range(n):
-        sampler.admit(seed, (0,), params(**p | {"seed": seed}), frozenset())
+        admit(sampler, seed, (0,), params(**p | {"seed": seed}), frozenset())
     tokens, failures = sampler.sample(logits.repeat(n, 1), list(range(n)))
     assert not failures
     return torch.tensor(tokens).bincount(minlength=len(logits)).tolist()
@@ -112,7 +117,7 @@ def test_penalties_follow_the_output() -> None:
         ({}, [0, 0, 0, 0]),
     ]:
         sampler = Sampler()
-        sampler.admit(1, (2,), params(temperature=0, **options), frozenset())
+        admit(sampler, 1, (2,), params(temperature=0, **options), frozenset())
         assert [sampler.sample(logits.clone()[None], [1])[0][0] for _ in range(4)] == expected
 
 
@@ -127,7 +132,7 @@ def test_repetition_penalty_counts_the_prompt_and_presence_does_not() -> None:
 
 def test_stop_ids_are_masked_until_min_tokens() -> None:
     sampler = Sampler()
-    sampler.admit(1, (0,), params(temperature=0, min_tokens=2, logit_bias={0: 100.0}), frozenset({0, 99}))
+    admit(sampler, 1, (0,), params(temperature=0, min_tokens=2, logit_bias={0: 100.0}), frozenset({0, 99}))
     assert [sampler.sample(LOGITS.clone()[None], [1])[0][0] for _ in range(3)] == [1, 1, 0]
 
 
@@ -149,7 +154,7 @@ def test_huge_logits_do_not_overflow() -> None:
 def test_logits_that_are_no_numbers_end_their_request_only(bad: float, temperature: float) -> None:
     sampler = Sampler()
     for request in (1, 2, 3):
-        sampler.admit(request, (0,), params(temperature=temperature), frozenset())
+        admit(sampler, request, (0,), params(temperature=temperature), frozenset())
     logits = LOGITS.repeat(3, 1)
     logits[1, 4] = bad
     tokens, failures = sampler.sample(logits, [1, 2, 3])
@@ -157,17 +162,20 @@ def test_logits_that_are_no_numbers_end_their_request_only(bad: float, temperatu
     assert tokens[0] == tokens[2] == sample_once(LOGITS, params(temperature=temperature))
 
 
-def test_no_token_left_ends_the_request() -> None:
-    for temperature in (0.0, 1.0):
-        sampler = Sampler()
-        sampler.admit(1, (0,), params(temperature=temperature, min_tokens=1), frozenset(range(6)))
-        assert sampler.sample(LOGITS.clone()[None], [1]) == ([0], {1: "every token is excluded"})
+@pytest.mark.parametrize("cut", [{}, {"temperature": 0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
+def test_no_token_left_ends_the_request_only(cut: dict[str, Any]) -> None:
+    sampler = Sampler()
+    admit(sampler, 1, (0,), params(min_tokens=1, **cut), frozenset(range(6)))
+    admit(sampler, 2, (0,), params(**cut), frozenset())
+    tokens, failures = sampler.sample(LOGITS.repeat(2, 1), [1, 2])
+    assert failures == {1: "every token is excluded"}
+    assert tokens == [0, sample_once(LOGITS, params(**cut))]
 
 
 def test_ids_outside_the_vocabulary_end_their_request_only() -> None:
     sampler = Sampler()
-    sampler.admit(1, (0,), params(logit_bias={6: 1.0}), frozenset())
-    sampler.admit(2, (0,), params(temperature=0), frozenset())
+    admit(sampler, 1, (0,), params(logit_bias={6: 1.0}), frozenset())
+    admit(sampler, 2, (0,), params(temperature=0), frozenset())
     tokens, failures = sampler.sample(LOGITS.repeat(2, 1), [1, 2])
     assert failures.keys() == {1}
     assert tokens[1] == 0
@@ -176,7 +184,7 @@ def test_ids_outside_the_vocabulary_end_their_request_only() -> None:
 def test_the_same_seed_gives_the_same_text_and_another_another() -> None:
     def text(seed: int) -> list[int]:
         sampler = Sampler()
-        sampler.admit(1, (0,), params(seed=seed), frozenset())
+        admit(sampler, 1, (0,), params(seed=seed), frozenset())
         return [sampler.sample(LOGITS.clone()[None], [1])[0][0] for _ in range(40)]
 
     assert text(5) == text(5)
@@ -187,15 +195,15 @@ def test_the_same_seed_gives_the_same_text_and_another_another() -> None:
 def test_a_text_goes_on_alike_when_its_output_comes_back_as_input() -> None:
     """What happens to a request whose K/V had to be built anew."""
     sampler = Sampler()
-    sampler.admit(1, (0, 1), params(seed=9), frozenset())
+    admit(sampler, 1, (0, 1), params(seed=9), frozenset())
     text = [0, 1] + [sampler.sample(LOGITS.clone()[None], [1])[0][0] for _ in range(20)]
-    sampler.admit(2, text[:12], params(seed=9), frozenset())
+    admit(sampler, 2, text[:12], params(seed=9), frozenset())
     assert [sampler.sample(LOGITS.clone()[None], [2])[0][0] for _ in range(10)] == text[12:]
 
 
 def test_dropped_requests_are_forgotten() -> None:
     sampler = Sampler()
-    sampler.admit(1, (0,), params(), frozenset())
+    admit(sampler, 1, (0,), params(), frozenset())
     sampler.drop([1, 2])
     with pytest.raises(KeyError):
         sampler.sample(LOGITS.clone()[None], [1])
@@ -224,11 +232,11 @@ def test_a_request_gets_the_same_tokens_in_any_batch(requests: list[dict[str, An
     logits = torch.randn(4, len(requests), 2503, generator=torch.Generator().manual_seed(seed)) * 2
     together = Sampler()
     for r, options in enumerate(requests):
-        together.admit(r, (1, 2, 3), params(**options), frozenset({4, 5}))
+        admit(together, r, (1, 2, 3), params(**options), frozenset({4, 5}))
     batch = [together.sample(logits[i].clone(), range(len(requests)))[0] for i in range(4)]
     for r, options in enumerate(requests):
         alone = Sampler()
-        alone.admit(r, (1, 2, 3), params(**options), frozenset({4, 5}))
+        admit(alone, r, (1, 2, 3), params(**options), frozenset({4, 5}))
         assert [alone.sample(logits[i, r : r + 1].clone(), [r])[0][0] for i in range(4)] == [t[r] for t in batch]
 
 

@@ -190,20 +190,6 @@ class TestAdd:
         scheduler.add(request, now=12.5)
         assert request.arrival == 12.5
 
-    def test_output_whose_kv_was_lost_is_input_again(self, new_request: Any) -> None:
-        scheduler, request = Scheduler(n_slots=10, max_bs=2), new_request(1, n_input=2, max_tokens=4)
-        request.output += [8, 9]
-        scheduler.add(request, 0.0)
-        batch = scheduler.next_batch()
-        assert batch is not None
-        assert (list(batch.entries[0].tokens), batch.entries[0].position) == ([0, 1, 8, 9], 0)
-        assert batch.entries[0].phase is Phase.INITIATION and batch.entries[0].params is not None
-        scheduler.complete(back(batch))
-        batch = scheduler.next_batch()
-        assert batch is not None
-        assert (list(batch.entries[0].tokens), batch.entries[0].position) == ([TOKEN], 4)
-        assert scheduler.complete(back(batch))[0].finish_reason is FinishReason.LENGTH
-
 
 class TestEnds:
     def test_stop_id_ends_a_request_and_is_reported(self, new_request: Any) -> None:

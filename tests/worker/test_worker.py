@@ -96,10 +96,9 @@ def test_what_is_dropped_is_free_for_the_same_batch(tiny_model: Path) -> None:
         (first(9, [1] * 4097), "context length of 4096"),
         (BatchEntry(9, Phase.INITIATION, [1], 5, GREEDY), "lost"),
         (later(9, 1, 4), "lost"),
-        (first(9, [1], Params(temperature=1.0)), "seed"),
         (first(9, [1], Params(temperature=0, logit_bias={256: 1.0})), "256|255"),
     ],
-    ids=["past the vocabulary", "negative", "too long", "a gap", "unknown request", "no seed", "bias"],
+    ids=["past the vocabulary", "negative", "too long", "a gap", "unknown request", "bias"],
 )
 def test_an_entry_that_cannot_be_run_fails_alone(tiny_model: Path, bad: BatchEntry, says: str) -> None:
     rig = Rig(tiny_model)

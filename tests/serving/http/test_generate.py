@@ -81,11 +81,11 @@ def test_b24_choices_of_several_prompts(server: Any, stream: bool) -> None:
 def test_seeds(server: Any) -> None:
     server.complete(n=3, seed=7)
     server.complete(n=3, seed=7)
-    seeds = [r.params.seed for r in server.engine.seen]
+    seeds = [r.seed for r in server.engine.seen]
     assert seeds[:3] == seeds[3:] and len(set(seeds[:3])) == 3 and seeds[0] == 7
     server.complete()
     server.complete()
-    drawn = [r.params.seed for r in server.engine.seen[-2:]]
+    drawn = [r.seed for r in server.engine.seen[-2:]]
     assert None not in drawn and drawn[0] != drawn[1]
 
 
