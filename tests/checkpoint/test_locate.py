@@ -23,6 +23,8 @@ HUB = {
     "config.json": b'{"model_type": "llama"}',
     "model.safetensors": b"weights",
     "tokenizer.json": b"{}",
+    "chat_template.json": b"{}",
+    "consolidated.safetensors": b"the same weights again",
     "pytorch_model.bin": b"a pickle",
     "modeling_evil.py": b"import os",
 }
@@ -163,7 +165,12 @@ def test_pull_from_the_hub(hub: str, cache: Path) -> None:
     done = models(hub, "pull", "owner/good")
     assert done.returncode == 0, done.stderr
     folder = Path(done.stdout.strip())
-    assert sorted(f.name for f in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(f.name for f in folder.iterdir()) == [
+        "chat_template.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    ]
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     assert models(hub, "path", "owner/good").stdout == done.stdout
     assert "owner/good" in models(hub, "list").stdout

@@ -1,0 +1,99 @@
+"""The verbs as a person uses them: real processes, the default model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from orcaserve.checkpoint.locate import DEFAULT_MODEL
+
+pytestmark = pytest.mark.usefixtures("default_model")
+SMALL = ("-t", "1", "--n-slots", "2048")  # one thread: the tests' machine may be busy
+
+
+def orcaserve(*args: str, text: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "orcaserve", *args],
+        input=text, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_generate_prints_the_text_alone() -> None:
+    done = orcaserve("generate", *SMALL, "--prompt", "1, 2, 3, 4,", "--max-tokens", "6", "--temperature", "0")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == " 5, 6,"
+    piped = orcaserve(
+        "generate", *SMALL, "--prompt", "-", "--max-tokens", "6", "--temperature", "0", text="1, 2, 3, 4,"
+    )
+    assert piped.stdout == done.stdout
+
+
+def test_generate_stops_and_repeats_by_seed() -> None:
+    stopped = orcaserve("generate", *SMALL, "--prompt", "1, 2, 3, 4,", "--temperature", "0", "--stop", "6")
+    assert stopped.stdout == " 5, "
+    drawn = [orcaserve("generate", *SMALL, "--prompt", "One day", "--max-tokens", "8", "--seed", "3") for _ in range(2)]
+    assert drawn[0].stdout == drawn[1].stdout != ""
+
+
+def test_generate_refuses_what_cannot_fit() -> None:
+    done = orcaserve("generate", *SMALL, "--prompt", "a", "--max-tokens", "5000")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.strip().splitlines()[-1].endswith("but the K/V region holds 2048")
+
+
+def test_chat_answers_resets_and_leaves() -> None:
+    question = "What is the capital of France?\n"
+    questions = f"{question}/reset\n\n{question}Say it again, louder.\n/quit\nnever read\n"
+    done = orcaserve("chat", *SMALL, "--max-tokens", "16", "--temperature", "0", text=questions)
+    assert done.returncode == 0, done.stderr
+    first, after_reset, third = done.stdout.splitlines()
+    assert "Paris" in first
+    assert after_reset == first, "nothing was remembered"
+    assert third
+    assert "/reset" in done.stderr, "help goes to standard error"
+
+
+def test_chat_ends_with_its_input() -> None:
+    done = orcaserve("chat", *SMALL, text="")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_stops_an_answer_and_not_the_chat() -> None:
+    command = [sys.executable, "-m", "orcaserve", "chat", *SMALL, "--max-tokens", "1500", "--temperature", "0"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as chat:
+        assert chat.stdin is not None and chat.stdout is not None
+        chat.stdin.write("Count from 1 to 1000.\n")
+        chat.stdin.flush()
+        assert chat.stdout.read(1), "the answer has begun"
+        time.sleep(0.2)
+        chat.send_signal(signal.SIGINT)
+        rest, _ = chat.communicate("/quit\n", timeout=60)
+        assert chat.returncode == 0
+        assert len(rest) < 1500
+
+
+def test_models_list_and_path(default_model: Path) -> None:
+    assert orcaserve("models", "path").stdout.strip() == str(default_model)
+    assert orcaserve("models", "pull").stdout.strip() == str(default_model)
+    listed = orcaserve("models", "list").stdout
+    assert DEFAULT_MODEL in listed
+    assert str(default_model) in listed
+
+
+def test_doctor_names_facts_and_troubles() -> None:
+    done = orcaserve("doctor")
+    assert done.returncode == 0, done.stdout
+    for fact in ("orcaserve", "torch", "instruction set", "cores usable", "GiB available"):
+        assert fact in done.stdout
+    wrong = orcaserve("doctor", ORCASERVE_ISA="z80")
+    assert wrong.returncode == 1
+    assert "TROUBLE  ORCASERVE_ISA" in wrong.stdout
