@@ -17,8 +17,8 @@ from orcaserve.control_plane.channel import OPTIONS, target_of
 from orcaserve.control_plane.engine_pb2_grpc import EngineStub
 from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import EngineError, EngineFacts, EngineStatus, FinishReason, IterationReport, Progress, Request
+from orcaserve.core.errors import ENGINE_LOST
 
-ENGINE_LOST = "The engine stopped before this request was finished."
 CLOSE_GRACE = 1.0  # s for the engine to end the stream when asked
 
 _log = logging.getLogger(__name__)
@@ -133,9 +133,11 @@ class EngineClient:
 
     def _next_message(self) -> wire.ToEngine:
         """All that waits, up to a bound on the message. Cancels wait for the submits before them."""
-        n, n_ids = 0, 0
-        while n < len(self._submits) and (n == 0 or n_ids < codec.MAX_MESSAGE_IDS):
-            n_ids += len(self._submits[n].input_ids)
+        n, size = 0, 0
+        for submit in self._submits:
+            size += submit.ByteSize()
+            if n > 0 and size > codec.MAX_TURN_BYTES:
+                break
             n += 1
         submits, self._submits = self._submits[:n], self._submits[n:]
         cancels: list[int] = []

@@ -22,9 +22,8 @@ from orcaserve.core import (
 from orcaserve.core.sampling_params import MAX_TOKEN_ID
 
 MAX_REQUEST_ID = 2**63 - 1
-MAX_INPUT_IDS = 4 * 2**20  # of one request: at most 5 bytes each, so a Submit stays well below MAX_MESSAGE_BYTES
-MAX_MESSAGE_IDS = 4 * 2**20  # input ids after which a ToEngine message takes no further Submit
 MAX_MESSAGE_BYTES = 64 * 2**20  # refused by gRPC on both sides
+MAX_TURN_BYTES = MAX_MESSAGE_BYTES // 2  # of the Submits of one ToEngine message, and so of a single Submit
 _MAX_UINT32 = 2**32 - 1
 
 _TO_WIRE: dict[FinishReason, wire.FinishReason] = {
@@ -37,14 +36,12 @@ _FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _TO_
 
 
 def encode_submit(request: Request) -> wire.Submit:
-    """A new request for the engine. Raises InvalidRequest if an id does not fit the wire."""
+    """A new request for the engine. Raises InvalidRequest if an id, or all of them, do not fit the wire."""
     assert 0 <= request.id <= MAX_REQUEST_ID, "request ids are ours to choose"
-    if len(request.input_ids) > MAX_INPUT_IDS:
-        raise InvalidRequest("prompt", f"the prompt must be at most {MAX_INPUT_IDS} tokens")
     _check_ids("prompt", request.input_ids)
     _check_ids("stop_token_ids", request.stop_ids)
     params = request.params
-    return wire.Submit(
+    submit = wire.Submit(
         request_id=request.id,
         input_ids=request.input_ids,
         stop_ids=sorted(request.stop_ids),
@@ -62,6 +59,9 @@ def encode_submit(request: Request) -> wire.Submit:
         ),
         seed=request.seed,
     )
+    if submit.ByteSize() > MAX_TURN_BYTES:
+        raise InvalidRequest("prompt", f"the prompt must fit a message of {MAX_TURN_BYTES} bytes")
+    return submit
 
 
 def decode_submit(submit: wire.Submit) -> Request:

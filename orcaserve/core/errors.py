@@ -15,6 +15,8 @@
 
 from __future__ import annotations
 
+ENGINE_LOST = "the engine stopped before this request was finished"  # what clients are told; the cause is in the log
+
 
 class OrcaServeError(Exception):
     """Root of every error that orcaserve raises on purpose."""

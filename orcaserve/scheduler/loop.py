@@ -22,9 +22,8 @@ from orcaserve.core import (
     Progress,
     Request,
 )
+from orcaserve.core.errors import ENGINE_LOST
 from orcaserve.scheduler.scheduler import Scheduler
-
-ENGINE_LOST = "the engine stopped before the request was finished"  # what clients are told; run() raises the cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orcaserve.control_plane.client import ENGINE_LOST, EngineClient
+from orcaserve.control_plane.client import EngineClient
 from orcaserve.control_plane.service import EngineServer
 from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import (
@@ -24,6 +24,7 @@ from orcaserve.core import (
     Request,
     SamplingParams,
 )
+from orcaserve.core.errors import ENGINE_LOST
 
 pytestmark = pytest.mark.anyio
 MakeRig = Callable[..., AbstractAsyncContextManager[Any]]
@@ -83,10 +84,23 @@ async def test_what_comes_while_a_message_is_written_goes_with_the_next(rig: Mak
         assert written == [(1, 0), (9, 1)]
 
 
-async def test_long_prompts_are_spread_over_messages(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orcaserve.control_plane.codec.MAX_MESSAGE_IDS", 250)
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"input_ids": [500] * 100},
+        {"params": SamplingParams(max_tokens=1, logit_bias=dict.fromkeys(range(300, 316), 1.0))},
+        {"stop_ids": frozenset(range(300, 400))},
+    ],
+    ids=["prompt", "bias", "stop ids"],
+)
+async def test_large_requests_are_spread_over_messages(
+    rig: MakeRig, monkeypatch: pytest.MonkeyPatch, large: dict[str, Any]
+) -> None:
+    """Each is some 200 to 300 bytes here: three fit a message of 900, and four never do."""
+    monkeypatch.setattr("orcaserve.control_plane.codec.MAX_TURN_BYTES", 900)
+    fields = {"input_ids": [1], "params": SamplingParams(max_tokens=1), **large}
     async with rig() as r:
-        streams = [r.client.submit(request(i, n_input=100, max_tokens=1)) for i in range(10)]
+        streams = [r.client.submit(Request(id=i, **fields)) for i in range(10)]
         r.client.cancel(9)
         ends = [(await read(stream))[-1].finish_reason for stream in streams]
         assert ends[:9] == [FinishReason.LENGTH] * 9

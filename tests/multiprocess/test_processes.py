@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig
-from orcaserve.control_plane.client import ENGINE_LOST
 from orcaserve.core import ConfigError, EngineError, FinishReason, ModelError, Progress, Request, SamplingParams
+from orcaserve.core.errors import ENGINE_LOST
 from orcaserve.serving.launcher import EngineProcess
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]

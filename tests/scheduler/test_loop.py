@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from orcaserve.core import Batch, EngineError, FinishReason, IterationReport, IterationResult, Progress
+from orcaserve.core.errors import ENGINE_LOST
 from orcaserve.scheduler import IterationLoop, Scheduler
-from orcaserve.scheduler.loop import ENGINE_LOST
 
 TIMEOUT = 10.0
 
