@@ -55,11 +55,15 @@ Scratch carve(float* p, int rows, int head_dim) {
   return s;
 }
 
-// scores[r][v] += q[r] . keys of vector v, for ROWS rows and VECS vectors. columns[v] is dimension 0 of vector v.
+// scores[r][v] += q[r] . keys of vector v, for ROWS rows and VECS vectors. columns[v] is dimension 0 of vector v; rows are
+// these keys' values, fetched meanwhile: they lie in pages of their own, whose start the machine cannot foresee.
 template <int ROWS, int VECS, typename T>
-inline void score_tile(const float* q, int head_dim, const T* const* columns, int64_t stride, float* scores) {
+inline void score_tile(const float* q, int head_dim, const T* const* columns, int64_t stride, const T* const* rows,
+                       float* scores) {
   Vec acc[ROWS][VECS] = {};
   for (int d = 0; d < head_dim; ++d) {
+#pragma GCC unroll 8
+    for (int v = 0; v < VECS; ++v) __builtin_prefetch(rows[v * kLanes] + d * kLanes);
     Vec key[VECS];
 #pragma GCC unroll 8
     for (int v = 0; v < VECS; ++v) key[v] = load(columns[v] + d * stride);
@@ -143,8 +147,9 @@ void tile_step(const Attention& a, const Scratch& s, int row, const int* n_visib
   const float* q = s.q + int64_t{row} * d;
   int v = 0;
   for (; v + kTileVecs <= n_vecs; v += kTileVecs)
-    score_tile<ROWS, kTileVecs>(q, d, columns + v, stride, s.scores + v * kLanes);
-  for (; v < n_vecs; ++v) score_tile<ROWS, 1>(q, d, columns + v, stride, s.scores + v * kLanes);
+    score_tile<ROWS, kTileVecs>(q, d, columns + v, stride, rows + v * kLanes, s.scores + v * kLanes);
+  for (; v < n_vecs; ++v)
+    score_tile<ROWS, 1>(q, d, columns + v, stride, rows + v * kLanes, s.scores + v * kLanes);
 
   float change[kLanes] = {};
   for (int r = 0; r < ROWS; ++r)

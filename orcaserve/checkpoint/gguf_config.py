@@ -36,7 +36,6 @@ _GPT2 = {
 }
 _RENAMED = {"gpt2": _GPT2}  # architectures whose config.json has names of its own
 _EOS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-_SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings: they go into the config, and are no parameters of the model."""
@@ -78,11 +77,7 @@ def config_of(
 def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What generation_config.json would say: eos ids, and the sampling settings a file may recommend."""
     eos = [metadata[key] for key in _EOS if type(metadata.get(key)) is int]
-    config: dict[str, Any] = {"eos_token_id": eos}
-    for key, name in _SAMPLING.items():
-        if f"general.sampling.{key}" in metadata:
-            config[name] = metadata[f"general.sampling.{key}"]
-    return config
+    return {"eos_token_id": eos}
 
 
 class _Values:

@@ -120,7 +120,8 @@ def _limit_spinning() -> None:
     """Have the math library's threads sleep soon when they wait for each other. Of no effect once torch is imported.
 
     Its own habit is to spin for a millisecond and more. Beside a busy neighbour that takes the core from the thread
-    that is waited for, and made iterations 2 to 15 times as long; the bound costs an undisturbed one some 5 %.
+    that is waited for, and made iterations 2 to 15 times as long. The bound is about the gap between two operators (a
+    tenth of a millisecond): undisturbed iterations keep their speed (docs/log.md has the figures).
     """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -70,8 +69,7 @@ class IterationLoop:
         self._open = True
         self._news: list[Progress] = []  # of this turn
         self._returned = False  # has a batch returned in this turn
-        self._submitted_at: deque[float] = deque()  # one for each batch in flight
-        self._iteration_seconds = 0.0
+        self._iteration_seconds = 0.0  # of the batch that returned last, as the engine measured it
         self._scheduler_seconds = 0.0  # since the last report
 
     # From any thread.
@@ -132,7 +130,7 @@ class IterationLoop:
         match message:
             case IterationResult():
                 self._news += self._scheduler.complete(message)
-                self._iteration_seconds = self._clock() - self._submitted_at.popleft()
+                self._iteration_seconds = message.seconds
                 self._returned = True
             case _Arrivals(requests, arrival):
                 for request in requests:
@@ -151,11 +149,9 @@ class IterationLoop:
         while True:
             started = self._clock()
             batch = self._scheduler.next_batch()
-            decided = self._clock()
-            self._scheduler_seconds += decided - started
+            self._scheduler_seconds += self._clock() - started
             if batch is None:
                 return
-            self._submitted_at.append(decided)
             self._engine.submit(batch)
 
     def _publish(self) -> None:
