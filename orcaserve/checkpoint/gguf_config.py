@@ -75,7 +75,7 @@ def config_of(
 
 
 def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What generation_config.json would say: eos ids, and the sampling settings a file may recommend."""
+    """What generation_config.json would say: the ids that end a text."""
     eos = [metadata[key] for key in _EOS if type(metadata.get(key)) is int]
     return {"eos_token_id": eos}
 

@@ -73,7 +73,3 @@ class ModelSpec:
     @property
     def q_size(self) -> int:
         return self.n_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.n_kv_heads * self.head_dim
