@@ -1,12 +1,12 @@
-"""App: the endpoint's routes, and what holds for all of them (keys, limits, errors, write timeouts). Plain ASGI."""
+"""App: the endpoint's routes, and what holds for all of them (keys, limits, errors, threads). Plain ASGI."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from orcaserve.config import ServingConfig
@@ -14,15 +14,22 @@ from orcaserve.core.errors import EngineError, InvalidRequest
 from orcaserve.serving import openapi
 from orcaserve.serving.chat import chat_completions
 from orcaserve.serving.completions import completions
-from orcaserve.serving.http import Disconnected, Exchange, Receive, Scope, Send
+from orcaserve.serving.http import Answer, Disconnected, Exchange, Receive, Scope, Send
+from orcaserve.serving.json_body import parse_object
 from orcaserve.serving.service import Service, as_invalid, new_id
+from orcaserve.serving.threads import Threads
 from orcaserve.serving.tokenize import detokenize, tokenize
 from orcaserve.version import __version__
 
 _log = logging.getLogger(__name__)
 _Read = Callable[["App", Exchange], Awaitable[None]]
-_Act = Callable[[Exchange, Service, Mapping[str, Any]], Awaitable[None]]
+Act = Callable[[Exchange, Service, Mapping[str, Any]], Answer]
+"""Makes of a request's body the answer that is still to be run. All that takes long for a large body is done in it: it
+may be called on a thread, and awaits nothing. Raises InvalidRequest."""
 
+SMALL = 4096  # bytes from which a body leaves the event loop
+# A template is a program, and its deadline works by tracing its thread: both belong off the event loop.
+RENDERED = frozenset(("/v1/chat/completions", "/tokenize"))
 OPEN_PATHS = frozenset(("/live", "/ready", "/health"))  # need no key: probes have none
 MODELS = "/v1/models/"
 
@@ -34,7 +41,8 @@ class App:
         self._config = config
         self.service: Service | None = None
         self.draining = False
-        self._live: set[Exchange] = set()
+        self._threads = Threads()
+        self._n_live = 0
         self.idle = asyncio.Event()  # no request is being answered now
         self.idle.set()
 
@@ -43,7 +51,7 @@ class App:
             return
         prefix = {"/v1/completions": "cmpl", "/v1/chat/completions": "chatcmpl"}.get(scope["path"], "req")
         exchange = Exchange(scope, receive, send, new_id(prefix))
-        self._live.add(exchange)
+        self._n_live += 1
         self.idle.clear()
         try:
             await self._answer(exchange)
@@ -60,18 +68,9 @@ class App:
             else:
                 await self._refuse(exchange, InvalidRequest(None, "an internal error", "internal_error", 500))
         finally:
-            self._live.discard(exchange)
-            if not self._live:
+            self._n_live -= 1
+            if not self._n_live:
                 self.idle.set()
-
-    async def drop_stalled(self) -> None:
-        """Drop connections whose client has read nothing for the write timeout. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(min(1.0, self._config.write_timeout / 4))
-            before = time.monotonic() - self._config.write_timeout
-            for exchange in list(self._live):
-                if exchange.sending_since is not None and exchange.sending_since < before:
-                    exchange.abort()
 
     async def _answer(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method
@@ -92,13 +91,23 @@ class App:
         elif read is not None:
             await read(self, exchange)
 
-    async def _act(self, exchange: Exchange, act: _Act) -> None:
-        body = await exchange.json_body(self._config.max_body_bytes, self._config.body_timeout)
+    async def _act(self, exchange: Exchange, act: Act) -> None:
+        raw = await exchange.read_body(self._config.max_body_bytes, self._config.body_timeout)
         service = self.require_service()
         if self.draining:
             raise InvalidRequest(None, "the server is stopping", code="stopping", status=503)
-        await act(exchange, service, body)
-        service.metrics.ignored_fields += len(exchange.ignored)
+
+        async def work() -> None:
+            in_place = len(raw) < SMALL and exchange.path not in RENDERED
+            prepare = partial(_prepare, act, exchange, service, raw)
+            answer = prepare() if in_place else await self._threads.run(prepare, len(raw))
+            service.metrics.ignored_fields += len(exchange.ignored)
+            await answer()
+
+        await exchange.while_connected(work())
+
+    def close(self) -> None:
+        self._threads.close()
 
     def require_service(self) -> Service:
         if self.service is None:
@@ -119,6 +128,10 @@ class App:
         if scheme.lower() != "bearer" or not good:
             message = "send the API key in the header Authorization: Bearer"
             raise InvalidRequest(None, message, code="invalid_api_key", status=401)
+
+
+def _prepare(act: Act, exchange: Exchange, service: Service, raw: bytes) -> Answer:
+    return act(exchange, service, parse_object(raw))
 
 
 async def _live(app: App, exchange: Exchange) -> None:
@@ -185,7 +198,7 @@ READS: dict[str, _Read] = {
     "/openapi.json": _openapi,
     "/docs": _docs,
 }
-ACTIONS: dict[str, _Act] = {
+ACTIONS: dict[str, Act] = {
     "/v1/completions": completions,
     "/v1/chat/completions": chat_completions,
     "/tokenize": tokenize,

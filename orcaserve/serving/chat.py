@@ -11,8 +11,8 @@ from typing import Any
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT
 from orcaserve.serving.fields import CHAT, check_fields
-from orcaserve.serving.generation import answer_stream, answer_whole, opening, usage_tail
-from orcaserve.serving.http import Exchange
+from orcaserve.serving.generation import opening, run_plan, usage_tail
+from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
 from orcaserve.serving.prompts import encode_messages, read_messages
 from orcaserve.serving.service import Service
@@ -64,25 +64,19 @@ class ChatShape:
         }
 
 
-async def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> None:
-    """Answer a chat. Raises InvalidRequest before anything is sent."""
-    arrival = time.monotonic()
+def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
+    """Answer a chat."""
     check_model(body, service.name)
     exchange.name_ignored(check_fields(body, CHAT))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
-    messages = read_messages(body.get("messages"))
-    # A template is a program, and its deadline works by tracing its thread: both belong off the event loop.
-    ids = await service.in_thread(lambda: encode_messages(messages, service.template, service.tokenizer))
+    ids = encode_messages(read_messages(body.get("messages")), service.template, service.tokenizer)
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
     try:
-        choices = service.start([(ids, params)], arrival)
+        plan = service.plan([(ids, params)])
     except InvalidRequest as error:
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error
     shape = ChatShape(exchange.id, service.name, options.include_usage)
-    if options.stream:
-        await answer_stream(exchange, choices, shape, len(ids), options.include_usage)
-    else:
-        await answer_whole(exchange, choices, shape, len(ids))
+    return lambda: run_plan(exchange, service, plan, shape, options)

@@ -10,15 +10,14 @@ from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import COMPLETION, check_fields
-from orcaserve.serving.generation import answer_stream, answer_whole, opening, usage_tail
-from orcaserve.serving.http import Exchange
+from orcaserve.serving.generation import opening, run_plan, usage_tail
+from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
 from orcaserve.serving.prompts import encode_prompts, read_prompts
 from orcaserve.serving.service import Service
 
 DEFAULT_MAX_TOKENS = 16
 MAX_ALL_CHOICES = 1024  # n x prompts
-LONG = 4096  # characters from which encoding leaves the event loop
 
 
 class CompletionShape:
@@ -51,9 +50,8 @@ class CompletionShape:
         }
 
 
-async def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> None:
-    """Answer a completion. Raises InvalidRequest before anything is sent."""
-    arrival = time.monotonic()
+def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
+    """Continue prompts."""
     check_model(body, service.name)
     exchange.name_ignored(check_fields(body, COMPLETION))
     options = stream_options(body)
@@ -61,19 +59,11 @@ async def completions(exchange: Exchange, service: Service, body: Mapping[str, A
     prompts = read_prompts(body.get("prompt"), service.facts.vocab_size)
     if len(prompts) * params.n > MAX_ALL_CHOICES:
         raise InvalidRequest("n", f"n times the number of prompts must be at most {MAX_ALL_CHOICES}")
-    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) < LONG:
-        encoded = encode_prompts(prompts, service.tokenizer)
-    else:
-        encoded = await service.in_thread(lambda: encode_prompts(prompts, service.tokenizer))
     given = max_tokens_field(body) is not None
     work = []
-    for ids in encoded:
+    for ids in encode_prompts(prompts, service.tokenizer):
         most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
         work.append((ids, replace(params, max_tokens=most)))
-    choices = service.start(work, arrival)
+    plan = service.plan(work)
     shape = CompletionShape(exchange.id, service.name, options.include_usage)
-    n_prompt = sum(map(len, encoded))
-    if options.stream:
-        await answer_stream(exchange, choices, shape, n_prompt, options.include_usage)
-    else:
-        await answer_whole(exchange, choices, shape, n_prompt)
+    return lambda: run_plan(exchange, service, plan, shape, options)

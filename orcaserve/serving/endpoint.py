@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class _Endpoint:
         self._app = App(serving)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
-        self._server = HttpServer(self._app)
+        self._server = HttpServer(self._app, serving.write_timeout)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
@@ -71,13 +72,12 @@ class _Endpoint:
             loop.add_signal_handler(signum, self._on_signal)
         _log.info("loading %s", self._engine.model.path)
         http = asyncio.create_task(self._server.serve(sockets=[self._listener]))
-        stalled = asyncio.create_task(self._app.drop_stalled())
         try:
             return await self._serve()
         finally:
             self._server.should_exit = True
             await http
-            stalled.cancel()
+            self._app.close()
             await self._process.stop()
 
     async def _serve(self) -> int:
@@ -106,7 +106,6 @@ class _Endpoint:
             gone.cancel()
             await client.close()  # open streams end with an error event
             await self._drain(FAREWELL_SECONDS)
-            service.close()
 
     async def _load(self) -> tuple[Any, Service]:
         """The engine loads the model in its process while this one reads the tokenizer."""
@@ -148,16 +147,17 @@ class _Endpoint:
 class HttpServer(uvicorn.Server):
     """uvicorn with our protocol and limits; signals and logging are the endpoint's business."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, write_timeout: float) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=HttpProtocol,
+                http=partial(HttpProtocol, write_timeout=write_timeout),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # who a client is decides nothing here
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=1,
             )
@@ -175,15 +175,16 @@ def _bound(serving: ServingConfig) -> Iterator[socket.socket]:
         path = Path(serving.uds)
         listener = socket.socket(socket.AF_UNIX)
         try:
-            listener.bind(str(path))
-        except OSError as error:
-            listener.close()
-            raise ConfigError("--uds", f"cannot listen on {path}: {os.strerror(error.errno or 0)}") from error
-        try:
+            _remove_stale(path)
+            try:
+                listener.bind(str(path))
+                listener.listen(BACKLOG)
+            except OSError as error:
+                raise ConfigError("--uds", f"cannot listen on {path}: {os.strerror(error.errno or 0)}") from error
             yield listener
         finally:
             listener.close()
-            path.unlink(missing_ok=True)
+            _remove_stale(path)
         return
     try:
         family, _, _, _, address = socket.getaddrinfo(
@@ -203,6 +204,20 @@ def _bound(serving: ServingConfig) -> Iterator[socket.socket]:
             message = f"cannot listen on {serving.host}:{serving.port}: {os.strerror(error.errno or 0)}"
             raise ConfigError("--host", message) from error
         yield listener
+
+
+def _remove_stale(path: Path) -> None:
+    """Remove a socket that nobody listens on (any more, or since its server was killed). Nothing else is removed."""
+    if not path.is_socket():
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:
+            pass
 
 
 def _url(listener: socket.socket) -> str:

@@ -13,6 +13,7 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
 
 Schema = dict[str, Any]
+MAX_WORK = 2**19  # choices x (prompt tokens + logit_bias entries + stop ids + characters of stop strings) of a request
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,12 @@ SAMPLING: dict[str, Field] = {
     "top_p": _number(0, 1),
     "top_k": _integer(-1, 2**31 - 1, "0 and -1: no limit."),
     "min_p": _number(0, 1),
-    "n": _integer(1, MAX_CHOICES, "Choices per prompt."),
+    "n": _integer(
+        1,
+        MAX_CHOICES,
+        "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters) "
+        f"is at most {MAX_WORK}.",
+    ),
     "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
     "presence_penalty": _number(-2, 2),

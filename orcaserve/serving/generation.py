@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any, Protocol
 
 from orcaserve.core.errors import EngineError
-from orcaserve.serving.http import Exchange, error_object
-from orcaserve.serving.service import Choice, as_invalid
+from orcaserve.serving.http import Exchange, encode_json, error_object
+from orcaserve.serving.params import StreamOptions
+from orcaserve.serving.service import Choice, Plan, Service, as_invalid
 
 DONE = b"data: [DONE]\n\n"
 
@@ -27,27 +27,42 @@ class Shape(Protocol):
         """The whole answer; texts: text and finish reason of each choice, in order."""
 
 
-async def answer_whole(exchange: Exchange, choices: Sequence[Choice], shape: Shape, prompt_tokens: int) -> None:
-    """Run the choices to their end and answer with one object. A failure is an error answer."""
+async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shape, options: StreamOptions) -> None:
+    """Run the choices and answer with their texts, the way the client asked for them.
+
+    Whatever ends this, no choice is left running; that the client left does it within one iteration.
+    """
+    choices = service.start(plan, exchange.arrival)
+    answer = _answer_stream if options.stream else _answer_whole
+    try:
+        await answer(exchange, choices, shape, plan.n_prompt, options.include_usage)
+    finally:
+        for choice in choices:
+            choice.cancel()
+
+
+async def _answer_whole(
+    exchange: Exchange, choices: Sequence[Choice], shape: Shape, prompt_tokens: int, _include_usage: bool
+) -> None:
+    """Answer with one object. A failure is an error answer."""
     texts: list[list[str]] = [[] for _ in choices]
 
     async def keep(choice: Choice, text: str) -> None:
         texts[choice.index].append(text)
 
     try:
-        await _run(exchange, choices, keep)
+        await _run(choices, keep)
     except EngineError as error:
         await exchange.send_error(as_invalid(error, admitted=any(choice.text.n_tokens for choice in choices)))
         return
-    if not exchange.disconnected:
-        done = [("".join(parts), choice.finish_reason) for parts, choice in zip(texts, choices, strict=True)]
-        await exchange.send_json(200, shape.answer(done, usage_of(choices, prompt_tokens)))
+    done = [("".join(parts), choice.finish_reason) for parts, choice in zip(texts, choices, strict=True)]
+    await exchange.send_json(200, shape.answer(done, usage_of(choices, prompt_tokens)))
 
 
-async def answer_stream(
+async def _answer_stream(
     exchange: Exchange, choices: Sequence[Choice], shape: Shape, prompt_tokens: int, include_usage: bool
 ) -> None:
-    """Run the choices and send their text as it comes.
+    """Send the choices' text as it comes.
 
     Nothing is sent before the first of them has run: a failure until then is an ordinary error answer; one after it is
     one error event, and the end of the stream without `[DONE]`.
@@ -67,7 +82,7 @@ async def answer_stream(
             await exchange.send_events(frames.encode())
 
     try:
-        await _run(exchange, choices, show)
+        await _run(choices, show)
     except EngineError as error:
         async with lock:
             failed = True
@@ -76,11 +91,10 @@ async def answer_stream(
                 await exchange.send_error(failure)
             else:
                 value = error_object(failure.status, failure.message, failure.code)
-                await exchange.end_events(b"data: " + json.dumps(value).encode() + b"\n\n")
+                await exchange.end_events(b"data: " + encode_json(value) + b"\n\n")
         return
-    if not exchange.disconnected:
-        usage = shape.usage_frame(usage_of(choices, prompt_tokens)).encode() if include_usage else b""
-        await exchange.end_events(usage + DONE)
+    usage = shape.usage_frame(usage_of(choices, prompt_tokens)).encode() if include_usage else b""
+    await exchange.end_events(usage + DONE)
 
 
 def usage_of(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
@@ -93,23 +107,11 @@ def usage_of(choices: Sequence[Choice], prompt_tokens: int) -> dict[str, Any]:
     }
 
 
-async def _run(exchange: Exchange, choices: Sequence[Choice], show: Any) -> None:
-    """Run all choices; whatever ends this, none is left running. The client's leaving ends it within one iteration."""
-
-    def cancel_all(_: object = None) -> None:
-        for choice in choices:
-            choice.cancel()
-
-    watch = asyncio.create_task(exchange.wait_disconnect())
-    watch.add_done_callback(cancel_all)
-    try:
-        if len(choices) == 1:
-            await choices[0].run(show)
-        else:
-            await asyncio.gather(*(choice.run(show) for choice in choices))
-    finally:
-        cancel_all()
-        watch.cancel()
+async def _run(choices: Sequence[Choice], show: Callable[[Choice, str], Awaitable[None]]) -> None:
+    if len(choices) == 1:
+        await choices[0].run(show)
+    else:
+        await asyncio.gather(*(choice.run(show) for choice in choices))
 
 
 def opening(answer_id: str, kind: str, created: int, model: str) -> str:
@@ -119,4 +121,4 @@ def opening(answer_id: str, kind: str, created: int, model: str) -> str:
 
 def usage_tail(usage: dict[str, Any] | None, asked: bool) -> str:
     """What follows the list of choices: `usage` is null in all events but the last, and absent unless asked for."""
-    return f'],"usage":{json.dumps(usage)}}}\n\n' if asked else "]}\n\n"
+    return f'],"usage":{encode_json(usage).decode()}}}\n\n' if asked else "]}\n\n"

@@ -92,18 +92,12 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
         if (i := file.token_id(f"{key}_token_id", len(tokens))) is not None
     }
-    eos_ids = [file.token_id(f"{key}_token_id", len(tokens)) for key in ("eos", "eot", "eom")]
     bos = special.get("bos_token") if file.flag("add_bos_token", adds_bos) else None
     eos = special.get("eos_token") if file.flag("add_eos_token", False) else None
     if bos is not None or eos is not None:
         add_start_and_end(backend, bos, eos)
     template = metadata.get("tokenizer.chat_template")
-    return Tokenizer(
-        backend,
-        special,
-        eos_ids=[i for i in eos_ids if i is not None],
-        chat_template=template if isinstance(template, str) else None,
-    )
+    return Tokenizer(backend, special, chat_template=template if isinstance(template, str) else None)
 
 
 def _byte_level(file: _Metadata, vocabulary: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:

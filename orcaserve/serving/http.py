@@ -6,20 +6,22 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from itertools import islice
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.serving.json_body import parse_object
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
+Answer = Callable[[], Awaitable[None]]  # what is left to do on the event loop once a request was read and checked
 
 DRAIN_SECONDS = 2.0  # how long a refused body is still read, so that its sender sees the answer
 MAX_IGNORED_SHOWN = 20
+PIECE = 64 * 1024  # bytes of an answer that are written at once
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # anything else a client made up is not repeated to it
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
@@ -34,23 +36,30 @@ def error_object(status: int, message: str, code: str | None = None, param: str 
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
+def encode_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
 class Exchange:
     """A request and the way to answer it.
 
     id: names the request in headers, answers and logs.
-    sending_since: when a write began that has not come back yet (time.monotonic()), or None; for the write timeout.
+    arrival: when the whole request was here (time.monotonic()).
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         self.scope = scope
         self.id = request_id
+        self.arrival = time.monotonic()
         self.started = False
-        self.disconnected = False
-        self.sending_since: float | None = None
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.ignored: list[str] = []
         self._receive = receive
         self._send = send
+        self._unread = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (
+            None,
+            "0",
+        )
 
     @property
     def method(self) -> str:
@@ -70,12 +79,12 @@ class Exchange:
     def name_ignored(self, names: list[str]) -> None:
         """Say in a header which fields of the request have no effect."""
         self.ignored = names
-        shown = [name for name in names if _PLAIN_NAME.fullmatch(name)][:MAX_IGNORED_SHOWN]
+        shown = list(islice(filter(_PLAIN_NAME.fullmatch, names), MAX_IGNORED_SHOWN))
         if shown:
             self.extra_headers.append((b"x-orcaserve-ignored-fields", ", ".join(shown).encode()))
 
-    async def json_body(self, max_bytes: int, seconds: float) -> dict[str, Any]:
-        """The body as a JSON object. Raises InvalidRequest with the right status, or Disconnected."""
+    async def read_body(self, max_bytes: int, seconds: float) -> bytes:
+        """The body, announced as JSON. Raises InvalidRequest with the right status, or Disconnected."""
         _check_content_headers(self.header(b"content-type"), self.header(b"content-encoding"))
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > max_bytes:
@@ -98,32 +107,44 @@ class Exchange:
         except TimeoutError as error:
             text = f"the body did not arrive within {seconds:g} seconds"
             raise InvalidRequest(None, text, code="request_timeout", status=408) from error
-        return parse_object(b"".join(parts))
+        self._unread = False
+        self.arrival = time.monotonic()
+        return b"".join(parts)
 
-    async def wait_disconnect(self) -> None:
-        """Return once the client has left or the answer is complete. Call after the body was read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.disconnected = True
+    async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do `work`, or as much of it as gets done before the client leaves. Call after the body was read."""
+        working, leaving = asyncio.create_task(work), asyncio.create_task(self._left())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                working.result()
+        finally:
+            working.cancel()
+            leaving.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
 
     async def send_json(self, status: int, value: Any, headers: Headers = ()) -> None:
-        await self.send_bytes(status, json.dumps(value).encode(), b"application/json", headers)
+        await self.send_bytes(status, encode_json(value), b"application/json", headers)
+
+    def json_answer(self, value: Any) -> Answer:
+        """The answer 200 with this value, which is written as JSON here and now."""
+        body = encode_json(value)
+        return lambda: self.send_bytes(200, body, b"application/json")
 
     async def send_bytes(self, status: int, body: bytes, content_type: bytes, headers: Headers = ()) -> None:
-        await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers])
-        await self._body(body, more=False)
+        """Answer. If the request's body was not read to its end, what comes of it is drained a while, then the
+        connection closes."""
+        unread = self._unread
+        close = [(b"connection", b"close")] if unread else []
+        length = (b"content-length", b"%d" % len(body))
+        await self._start(status, [(b"content-type", content_type), length, *close, *headers])
+        await self._body(body, more=unread)
+        if unread:
+            await self._drain()
+            await self._body(b"", more=False)
 
     async def send_error(self, error: InvalidRequest, headers: Headers = ()) -> None:
-        """Answer with an error. A body that was not read to its end is drained a while, then the connection closes."""
-        value = json.dumps(error_object(error.status, error.message, error.code, error.field)).encode()
-        unread = error.status in (408, 413)
-        head = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(value)), *headers]
-        await self._start(error.status, [*head, (b"connection", b"close")] if unread else head)
-        await self._body(value, more=unread)
-        if unread:
-            if error.status == 413:
-                await self._drain()
-            await self._body(b"", more=False)
+        await self.send_json(error.status, error_object(error.status, error.message, error.code, error.field), headers)
 
     async def start_events(self, headers: Headers = ()) -> None:
         """Begin an event stream (SSE)."""
@@ -149,6 +170,11 @@ class Exchange:
         if "abort" in extension:
             extension["abort"]()
 
+    async def _left(self) -> None:
+        """Return once the client has left or the answer is complete."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
     async def _drain(self) -> None:
         """Closing a socket with unread data resets it, and the sender may never see why."""
         try:
@@ -166,11 +192,12 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *mark]})
 
     async def _body(self, body: bytes, more: bool) -> None:
-        self.sending_since = time.monotonic()
-        try:
-            await self._send({"type": "http.response.body", "body": body, "more_body": more})
-        finally:
-            self.sending_since = None
+        """In pieces, so that the write timeout asks of a client to take one of them in time, not all."""
+        for start in range(0, max(len(body), 1), PIECE):
+            end = start + PIECE
+            await self._send(
+                {"type": "http.response.body", "body": body[start:end], "more_body": more or end < len(body)}
+            )
 
 
 def _check_content_headers(content_type: str | None, encoding: str | None) -> None:

@@ -1,26 +1,39 @@
-"""uvicorn's HTTP/1.1 protocol with what it leaves out: limits on the header's size and time, errors as JSON."""
+"""uvicorn's HTTP/1.1 protocol with what it leaves out: limits on size and time each way, errors as JSON."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 from http import HTTPStatus
+from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from orcaserve.serving.http import error_object
+from orcaserve.serving.http import encode_json, error_object
 
 MAX_HEADER_BYTES = 16 * 1024
 HEADER_SECONDS = 10.0
 
 
-class HttpProtocol(HttpToolsProtocol):
-    """One connection. The application may drop it: scope["extensions"]["orcaserve.transport"]["abort"]()."""
+class _Refused(Exception):
+    """Raised inside the parser, so that it reads no further."""
 
-    _header_bytes = 0
-    _reading_header = True
-    _header_timer: asyncio.TimerHandle | None = None
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. The application may drop it: scope["extensions"]["orcaserve.transport"]["abort"]().
+
+    One request at a time: what is sent before the answer to the last one is complete makes that answer the last, and
+    is not read. What the client does not take within `write_timeout` seconds ends the connection.
+    """
+
+    def __init__(self, *args: Any, write_timeout: float, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._write_timeout = write_timeout
+        self._overhead = 0  # bytes since the connection's start, or since the last byte of a body
+        self._in_header = True  # of the current request or the next
+        self._over = False  # nothing is read any more
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -28,72 +41,122 @@ class HttpProtocol(HttpToolsProtocol):
         if connection is not None and connection.family != socket.AF_UNIX:
             # Header and body are written apart; without this the second waits 40 ms for the first's acknowledgement.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._arm()
+        self._arm_header()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
+        self._disarm_header()
+        self._disarm_write()
         super().connection_lost(exc)
 
+    # What the client sends.
+
     def data_received(self, data: bytes) -> None:
-        if self._reading_header:
-            self._header_bytes += len(data)
+        if self._over:
+            return
+        if self._in_header and self._header_timer is None:
+            self._arm_header()
+        self._overhead += len(data)
         super().data_received(data)
-        # Past the limit and the header has still not ended; what belongs to a body is not counted.
-        if self._reading_header and self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        # A header that does not end, trailers, the extensions of chunks.
+        if self._overhead > MAX_HEADER_BYTES and not self._over:
             self._refuse(431, f"the header must be at most {MAX_HEADER_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._reading_header = True
         self.scope["extensions"] = {"orcaserve.transport": {"abort": self.transport.abort}}
-        if self._header_timer is None:
-            self._arm()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_header:  # a trailer, after a body in chunks
+            self._refuse(400, "trailers are not supported")
+            raise _Refused
+        super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._reading_header = False
-        self._header_bytes = 0
-        self._disarm()
+        self._disarm_header()
         if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MAX_HEADER_BYTES:
             self._refuse(431, f"the header must be at most {MAX_HEADER_BYTES} bytes")
-            return
+            raise _Refused
+        if self._answering():
+            self._refuse(400, "the answer to the last request is not complete")
+            raise _Refused
+        self._in_header = False
+        self._overhead = 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        if self.cycle is not None and not self.transport.is_closing():
-            super().on_body(body)
+        self._overhead = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._reading_header = True  # of the next request on this connection
-        if self.cycle is not None and not self.transport.is_closing():
-            super().on_message_complete()
+        self._overhead = 0
+        self._in_header = True
+        super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
-        if not self.transport.is_closing():
+        if not self._over:
             self._refuse(400, "this is not a valid HTTP request")
 
+    def eof_received(self) -> None:
+        self._arm_write()  # the transport closes itself
+
+    # What it is sent.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._arm_write()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():  # else it must take the rest as well
+            self._disarm_write()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._arm_write()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
     def _refuse(self, status: int, message: str) -> None:
-        """Answer without the application, and close. In the middle of another answer only the latter is possible."""
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()
+        """Answer without the application, and close; an answer under way is finished instead. Nothing more is read."""
+        self._over = True
+        self._disarm_header()
+        if self._answering() and (self.cycle.response_started or not self.cycle.more_body):
+            self.cycle.keep_alive = False
             return
-        body = json.dumps(error_object(status, message, code="bad_http")).encode()
+        body = encode_json(error_object(status, message, code="bad_http"))
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
-        self.transport.close()
+        self._close()
 
-    def _arm(self) -> None:
+    def _close(self) -> None:
+        self.transport.close()
+        self._arm_write()
+
+    def _arm_write(self) -> None:
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._write_timeout, self.transport.abort)
+
+    def _disarm_write(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _arm_header(self) -> None:
         self._header_timer = self.loop.call_later(HEADER_SECONDS, self._too_slow)
 
-    def _disarm(self) -> None:
+    def _disarm_header(self) -> None:
         if self._header_timer is not None:
             self._header_timer.cancel()
             self._header_timer = None
 
     def _too_slow(self) -> None:
-        self._header_timer = None
-        if self.transport.is_closing():
-            return
-        if self._header_bytes:
+        if self._overhead:
             self._refuse(408, f"the header did not arrive within {HEADER_SECONDS:g} seconds")
         else:
-            self.transport.close()
+            self._over = True
+            self._close()

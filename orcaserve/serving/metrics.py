@@ -73,6 +73,7 @@ class Metrics(Collector):
     def on_report(self, report: IterationReport) -> None:
         """Called with each report of the engine."""
         status = report.status
+        self.scheduler_seconds += status.scheduler_seconds
         if status.iteration == self._last_iteration:
             return
         self._last_iteration = status.iteration
@@ -80,7 +81,6 @@ class Metrics(Collector):
         self.iteration_tokens.observe(status.batch_tokens)
         self.iteration_requests.observe(status.n_running)
         self.iteration_seconds.observe(status.iteration_seconds)
-        self.scheduler_seconds += status.scheduler_seconds
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The text of GET /metrics and its content type."""
@@ -89,10 +89,11 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status, facts = self._status(), self._facts
+        running = status.n_live - status.n_waiting  # n_running is of the last batch, and stays when all is over
         age = time.monotonic() - self._last_iteration_at
         for name, text, value in (
-            ("orcaserve_requests_running", "requests in the batch", status.n_running),
-            ("vllm:num_requests_running", "requests in the batch", status.n_running),
+            ("orcaserve_requests_running", "requests that have run an iteration", running),
+            ("vllm:num_requests_running", "requests that have run an iteration", running),
             ("orcaserve_requests_waiting", "requests that have run no iteration yet", status.n_waiting),
             ("vllm:num_requests_waiting", "requests that have run no iteration yet", status.n_waiting),
             ("orcaserve_kv_slots", "size of the K/V region (n_slots)", facts.n_slots),

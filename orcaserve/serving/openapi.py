@@ -20,7 +20,7 @@ _ERRORS = {
     "413": "The body is too large.",
     "415": "The body is not announced as JSON.",
     "500": "The request failed in the engine.",
-    "503": "Loading, stopping, or the engine is gone.",
+    "503": "Loading, stopping, busy reading other requests, or the engine is gone.",
 }
 _POSTS: dict[str, tuple[str, str, Mapping[str, Field], tuple[str, ...]]] = {
     "/v1/completions": ("Continue a prompt", "Completion", COMPLETION, ("model",)),

@@ -6,10 +6,9 @@ import asyncio
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from orcaserve.core import (
     EngineError,
@@ -23,14 +22,16 @@ from orcaserve.core import (
     SamplingParams,
     fan_out,
 )
+from orcaserve.core.errors import ENGINE_LOST
 from orcaserve.serving.chat_template import ChatTemplate
+from orcaserve.serving.fields import MAX_WORK
 from orcaserve.serving.metrics import Metrics
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.serving.tokenizer import Tokenizer
 
-STALL_SECONDS = 60.0  # work and no iteration for so long: not ready
-ENGINE_LOST = "the engine stopped before this request was finished"
-T = TypeVar("T")
+# Work and no iteration for so long: not ready. An iteration takes all prompts that fit its batch, so a healthy one has
+# no bound of its own: with long prompts on a slow machine it may take minutes.
+STALL_SECONDS = 300.0
 
 
 class Tokens(Protocol):
@@ -53,6 +54,14 @@ class Client(Protocol):
     def n_open(self) -> int: ...
     def submit(self, request: Request) -> Tokens: ...
     def cancel(self, request_id: int) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The choices of a checked request, not yet handed to the engine; n_prompt: tokens of its prompts."""
+
+    choices: Sequence[tuple[Request, TextStream]]
+    n_prompt: int
 
 
 class Choice:
@@ -125,9 +134,9 @@ class Choice:
 
 
 class Service:
-    """The served model. Everything here runs on the event loop but what `in_thread` is given.
+    """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model. facts: with every id that ends a text, the tokenizer's included.
+    name: what clients call the model.
     """
 
     def __init__(self, client: Client, tokenizer: Tokenizer, name: str) -> None:
@@ -135,43 +144,44 @@ class Service:
         self.tokenizer = tokenizer
         self.name = name
         self.created = int(time.time())
-        eos = {token for token in tokenizer.eos_ids if token < client.facts.vocab_size}
-        self.facts = replace(client.facts, eos_ids=client.facts.eos_ids | eos)
+        self.facts = client.facts
         source = tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
         self.metrics = Metrics(name, self.facts, lambda: client.status)
         client.on_report = self.metrics.on_report
         self._request_ids = count(1)
         self._busy_since = time.monotonic()
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenize")
-
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run what may take long away from the event loop. A cancelled caller does not wait for it."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def default_max_tokens(self, n_input: int, at_most: int | None = None) -> int:
         """What is left for a prompt, `at_most` so many; 1 if nothing is, so that the check names the numbers."""
         left = self.facts.longest_request - n_input
         return max(1, left if at_most is None else min(left, at_most))
 
-    def start(self, prompts: Sequence[tuple[list[int], SamplingParams]], arrival: float) -> list[Choice]:
-        """Hand the requests of all prompts to the engine: choice prompt_index * n + i.
+    def plan(self, prompts: Sequence[tuple[list[int], SamplingParams]]) -> Plan:
+        """The requests of all prompts: choice prompt_index * n + i. From any thread.
 
-        Raises InvalidRequest before any of them is handed over, EngineError if the engine is gone.
+        Raises InvalidRequest for what the model cannot run, or what would cost too much beside others.
         """
-        requests = [
-            (request, ids, params)
+        n_choices = sum(params.n for _, params in prompts)
+        # One choice is bounded by the context and the limits of its fields.
+        if n_choices > 1 and sum(_work(ids, params) for ids, params in prompts) > MAX_WORK:
+            field = "n" if n_choices > len(prompts) else "prompt"
+            message = "choices x (prompt tokens + logit_bias entries + stop ids + stop characters) must be at most"
+            raise InvalidRequest(field, f"{message} {MAX_WORK}")
+        choices = [
+            (request, TextStream(self.tokenizer, ids, params))
             for ids, params in prompts
             for request in fan_out(self._request_ids, ids, params, self.facts)
         ]
+        return Plan(choices, sum(len(ids) for ids, _ in prompts))
+
+    def start(self, plan: Plan, arrival: float) -> list[Choice]:
+        """Hand all choices to the engine. Raises EngineError if it is gone, before any of them is."""
         if not self.client.n_open:
             self._busy_since = time.monotonic()
-        self.metrics.prompt_tokens += sum(len(ids) for ids, _ in prompts)
-        self.metrics.requests_started += len(requests)
-        return [
-            Choice(self, index, request, TextStream(self.tokenizer, ids, params), arrival)
-            for index, (request, ids, params) in enumerate(requests)
-        ]
+        self.metrics.prompt_tokens += plan.n_prompt
+        self.metrics.requests_started += len(plan.choices)
+        return [Choice(self, index, request, text, arrival) for index, (request, text) in enumerate(plan.choices)]
 
     def cancel(self, request_id: int) -> None:
         if not self.client.closed.is_set():
@@ -186,8 +196,10 @@ class Service:
             return "the engine makes no progress"
         return None
 
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
+
+def _work(ids: Sequence[int], params: SamplingParams) -> int:
+    stops = len(params.stop_token_ids) + sum(map(len, params.stop))
+    return params.n * (len(ids) + len(params.logit_bias) + stops)
 
 
 def new_id(prefix: str) -> str:

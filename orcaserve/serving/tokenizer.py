@@ -7,7 +7,7 @@ here: the offline API uses this module too.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
     special_tokens: the named ones (`bos_token`, ...) as text, for chat templates.
-    eos_ids: ids with which this tokenizer's model ends its text; the model's own configuration may name more.
     chat_template: Jinja source, or None if the model has none.
     """
 
@@ -33,7 +32,6 @@ class Tokenizer:
         self,
         backend: tokenizers.Tokenizer,
         special_tokens: Mapping[str, str],
-        eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
     ) -> None:
         # Limits stored for training would cut or pad prompts in silence.
@@ -42,9 +40,8 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
-        self.bos_id = self._named_id("bos_token")
-        eos = self._named_id("eos_token")
-        self.eos_ids = frozenset(eos_ids) | (frozenset() if eos is None else {eos})
+        bos = self.special_tokens.get("bos_token")
+        self.bos_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
@@ -82,10 +79,6 @@ class Tokenizer:
     def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental decoder that continues after `prompt_ids`."""
         return self._spelling.detokenizer(prompt_ids, skip_special_tokens)
-
-    def _named_id(self, name: str) -> int | None:
-        text = self.special_tokens.get(name)
-        return None if text is None else self._backend.token_to_id(text)
 
 
 def _from_folder(folder: Path) -> Tokenizer:

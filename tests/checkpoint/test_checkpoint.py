@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from orcaserve.checkpoint import eos_ids, open_checkpoint
+from orcaserve.checkpoint.gguf_config import generation_config_of
 from orcaserve.core.errors import CheckpointError, ModelNotFound, UnsupportedModel
 
 INDEX = "model.safetensors.index.json"
@@ -127,6 +128,12 @@ def test_eos_ids_are_the_union_of_all_places(folder: Path) -> None:
     assert eos_ids(open_checkpoint(folder)) == {1, 5, 6, 7}
     write(folder, config={"eos_token_id": None}, generation_config={}, tokenizer_config={})
     assert eos_ids(open_checkpoint(folder)) == frozenset()
+
+
+def test_all_end_ids_of_a_gguf_file() -> None:
+    ids = {"eos": 0, "eot": 2, "eom": 3}
+    metadata = {f"tokenizer.ggml.{name}_token_id": i for name, i in ids.items()}
+    assert generation_config_of(metadata)["eos_token_id"] == [0, 2, 3]
 
 
 @pytest.mark.parametrize("value", ["1", 1.0, True, [1, None], {"a": 1}, -1])

@@ -62,12 +62,7 @@ def test_b54_flags(sentencepiece_metadata: dict[str, Any]) -> None:
     assert plain.decode(plain.encode_chat("Hello")) == "Hello" == bare.decode(bare.encode_chat("Hello"))
     assert plain.encode_chat("Hello") != bare.encode_chat("Hello")
     assert closed.encode("Hello") == [*plain.encode("Hello"), 2]
-    assert plain.eos_ids == {2} and plain.bos_id == 1
-
-
-def test_b46_all_end_ids_of_the_file(byte_level_metadata: dict[str, Any]) -> None:
-    tokenizer = tokenizer_from_metadata({**byte_level_metadata, "tokenizer.ggml.eot_token_id": 2})
-    assert tokenizer.eos_ids == {0, 2}
+    assert plain.bos_id == 1
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
@@ -120,7 +115,7 @@ def test_folder_equals_transformers(byte_level_metadata: dict[str, Any], tmp_pat
     hf = saved_folder(byte_level_metadata, tmp_path, chat_template="{{ messages[0]['content'] }}")
     ours = Tokenizer.from_path(tmp_path)
     assert ours.encode(sample_text) == hf.encode(sample_text)
-    assert ours.eos_ids == {hf.eos_token_id} and ours.bos_id == hf.bos_token_id and ours.vocab_size == len(hf)
+    assert ours.bos_id == hf.bos_token_id and ours.vocab_size == len(hf)
     assert ours.chat_template == "{{ messages[0]['content'] }}"
     ids = ours.encode(sample_text)
     assert ours.decode(ids) == hf.decode(ids, skip_special_tokens=True)
@@ -157,19 +152,17 @@ def test_tokens_named_in_the_configuration_only(byte_level_metadata: dict[str, A
     saved_folder(byte_level_metadata, tmp_path)
     n = len(byte_level_metadata["tokenizer.ggml.tokens"])
     (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps(
-            {"added_tokens_decoder": {n: {"content": "<tool>", "special": True}}, "eos_token": {"content": "<tool>"}}
-        )
+        json.dumps({"added_tokens_decoder": {n: {"content": "<tool>", "special": True}}})
     )
     tokenizer = Tokenizer.from_path(tmp_path)
-    assert tokenizer.encode("<tool>") == [n] and tokenizer.eos_ids == {n} and tokenizer.decode([n]) == ""
+    assert tokenizer.encode("<tool>") == [n] and tokenizer.decode([n]) == ""
 
 
 def test_default_model_is_read_quickly_and_right(default_model: Path) -> None:
     start = time.perf_counter()
     tokenizer = Tokenizer.from_path(default_model)
     assert time.perf_counter() - start < 2.0  # 0.3 s when the machine is quiet
-    assert tokenizer.vocab_size == 49152 and tokenizer.bos_id == 1 and tokenizer.eos_ids == {2}
+    assert tokenizer.vocab_size == 49152 and tokenizer.bos_id == 1
     assert tokenizer.encode("Hello world") == [19556, 905]
     assert tokenizer.chat_template is not None
 

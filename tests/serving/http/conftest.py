@@ -18,7 +18,7 @@ from orcaserve.config import ServingConfig
 from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import EngineFacts, EngineStatus, FinishReason, IterationReport, Progress, Request
 from orcaserve.serving.app import App
-from orcaserve.serving.endpoint import HttpServer
+from orcaserve.serving.endpoint import HttpServer, _loop_factory
 from orcaserve.serving.service import Service
 from orcaserve.serving.tokenizer import Tokenizer
 
@@ -34,7 +34,7 @@ class FakeEngine:
     """
 
     def __init__(self, vocab_size: int, script: Script) -> None:
-        self.facts = EngineFacts(MODEL, vocab_size, CONTEXT, 512, 8, 1, frozenset())
+        self.facts = EngineFacts(MODEL, vocab_size, CONTEXT, 512, 8, 1, frozenset({0}))
         self.status = EngineStatus()
         self.last_report = time.monotonic()
         self.closed = asyncio.Event()
@@ -75,10 +75,6 @@ class FakeEngine:
                 continue
             iteration += 1
             batch = list(self._live.items())
-            self.status = EngineStatus(iteration, len(batch), 0, len(batch), 16 * len(batch), 8, len(batch), 0, 0.001)
-            self.last_report = time.monotonic()
-            if self.on_report is not None:
-                self.on_report(IterationReport([], self.status))
             for request_id, (request, stream) in batch:
                 if self.refuse is not None:
                     self._end(request_id, FinishReason.ERROR, self.refuse)
@@ -93,6 +89,11 @@ class FakeEngine:
                     stream.put(Progress(request_id, token))
                 else:
                     self._end(request_id, reason, token=token)
+            live = len(self._live)
+            self.status = EngineStatus(iteration, len(batch), 0, live, 16 * live, 8 * live, len(batch), 0, 0.001, 0.001)
+            self.last_report = time.monotonic()
+            if self.on_report is not None:
+                self.on_report(IterationReport([], self.status))
 
 
 class Server:
@@ -106,26 +107,29 @@ class Server:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = self._listener.getsockname()[1]
         self.base = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._started.wait(10)
         self.http = httpx.Client(base_url=self.base, timeout=20)
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(self._main())
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.app = App(ServingConfig(**self._settings))
         self.engine = FakeEngine(self.tokenizer.vocab_size, self._script)
         self.app.service = self.service = Service(self.engine, self.tokenizer, MODEL)
-        self._server = HttpServer(self.app)
-        tasks = [asyncio.create_task(self.engine.run()), asyncio.create_task(self.app.drop_stalled())]
+        self._server = HttpServer(self.app, self.app._config.write_timeout)
+        engine = asyncio.create_task(self.engine.run())
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
             await asyncio.sleep(0.01)
         self._started.set()
         await serving
-        for task in tasks:
-            task.cancel()
-        self.service.close()
+        engine.cancel()
+        self.app.close()
 
     def close(self) -> None:
         self.http.close()
@@ -212,6 +216,14 @@ def make_server(tokenizer: Tokenizer, **settings: Any) -> Server:
 @pytest.fixture(scope="module")
 def shared_server(served_tokenizer: Tokenizer) -> Iterator[Server]:
     server = make_server(served_tokenizer, body_timeout=1.0, max_body_bytes=100_000, write_timeout=1.0)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def large(served_tokenizer: Tokenizer) -> Iterator[Server]:
+    """A server with the usual limits."""
+    server = make_server(served_tokenizer)
     yield server
     server.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import socket
@@ -122,7 +123,8 @@ def test_b34_a_gigabyte_is_refused_unread(server: Any) -> None:
 
 
 @pytest.mark.parametrize("head", ["content-length: 500", "transfer-encoding: chunked"])
-def test_b34_unfinished_body(server: Any, head: str) -> None:
+def test_b34_unfinished_body(server: Any, head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orcaserve.serving.http.DRAIN_SECONDS", 0.3)
     start = time.monotonic()
     raw = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{head}\r\n\r\n".encode()
     answer = server.send_raw(raw + (b'5\r\n{"mod' if "chunked" in head else b'{"mod'))
@@ -177,10 +179,101 @@ def test_small_answers_are_not_held_back(server: Any) -> None:
     assert (time.monotonic() - start) / 20 < 0.03
 
 
-def test_pipelined_requests(server: Any) -> None:
+@pytest.mark.parametrize(
+    "second",
+    [
+        request_bytes(json.dumps(GOOD).encode()),
+        request_bytes(b"", "x: " + "a" * 20_000),
+        b"GET /live HTTP/1.1\r\n\r\n" * 3,
+        b"what is this\r\n\r\n",
+    ],
+    ids=["request", "long header", "several", "no request"],
+)
+def test_what_is_sent_before_the_answer_is_complete_makes_it_the_last(server: Any, second: bytes) -> None:
+    whole = server.complete(max_tokens=3).json()["choices"][0]["text"]
+    answer = server.send_raw(request_bytes(json.dumps(GOOD).encode()) + second)
+    assert answer.count(b"HTTP/1.1") == answer.count(b"HTTP/1.1 200") == answer.count(b"connection: close") == 1
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == whole
+    server.engine.seconds_per_token = 0.01
+    with server.connection() as raw:  # in the middle of a stream
+        raw.sendall(stream_request(max_tokens=20))
+        text = raw.recv(65536)
+        raw.sendall(second)
+        while part := raw.recv(65536):
+            text += part
+    assert text.count(b"HTTP/1.1") == 1 and text.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert len(server.engine.seen) == 3
+
+
+@pytest.mark.parametrize("how", ["close", "reset"])
+def test_a_client_that_pipelines_and_leaves_is_cancelled(server: Any, how: str) -> None:
+    server.engine.seconds_per_token = 0.02
+    with server.connection() as raw:
+        raw.sendall(stream_request() + stream_request())
+        server.wait_until(lambda: server.engine.n_open == 1)
+        leave(raw, how)
+        assert server.wait_until(lambda: server.engine.n_open == 0) < 0.5
+    assert len(server.engine.seen) == len(server.engine.cancelled) == 1
+
+
+CHUNKED = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+)
+
+
+def in_two(server: Any, first: bytes, second: bytes) -> bytes:
+    """The answer to what is sent with a pause, so that it is read in two."""
+    with server.connection() as raw:
+        raw.sendall(first)
+        time.sleep(0.05)
+        raw.sendall(second)
+        return bytes(raw.recv(65536))
+
+
+@pytest.mark.parametrize("tail", [b"x: y\r\n\r\n", b"x: y\r\n" * 5000, b"x" * 40_000, b"x: " + b"y" * 40_000])
+def test_trailers_are_refused(server: Any, tail: bytes) -> None:
     body = json.dumps(GOOD).encode()
-    answer = server.send_raw(request_bytes(body) + request_bytes(body, "connection: close"))
-    assert answer.count(b"HTTP/1.1 200") == 2
+    answer = in_two(server, CHUNKED + b"%x\r\n%s\r\n0\r\n" % (len(body), body), tail)
+    assert answer.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431")) and answer.count(b"HTTP/1.1") == 1
+    assert server.engine.seen == []
+
+
+def test_extensions_of_chunks_are_limited(server: Any) -> None:
+    assert in_two(server, CHUNKED + b"1;a=b\r\n{\r\n5;", b"a" * 40_000).startswith(b"HTTP/1.1 431")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "header", "status"),
+    [
+        ("POST", "/v1/completions", "content-type: text/plain", 415),
+        ("POST", "/nowhere", "x: y", 404),
+        ("DELETE", "/v1/completions", "x: y", 405),
+        ("GET", "/live", "x: y", 200),
+    ],
+)
+@pytest.mark.parametrize("length", ["content-length: 500", "transfer-encoding: chunked"])
+def test_an_answer_before_the_end_of_the_body_is_the_last(
+    server: Any, method: str, path: str, header: str, status: int, length: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orcaserve.serving.http.DRAIN_SECONDS", 0.3)
+    start = time.monotonic()
+    answer = server.send_raw(f"{method} {path} HTTP/1.1\r\nhost: x\r\n{header}\r\n{length}\r\n\r\n5\r\nhe".encode())
+    assert answer.startswith(b"HTTP/1.1 %d" % status) and b"connection: close" in answer
+    assert time.monotonic() - start < 2
+    server.wait_until(lambda: server.app._n_live == 0)
+
+
+def test_blank_lines_do_not_hold_a_connection(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orcaserve.serving.http_protocol.HEADER_SECONDS", 0.3)
+    with server.connection() as raw:
+        raw.sendall(b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n")
+        raw.recv(65536)
+        start = time.monotonic()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            while time.monotonic() - start < 2:
+                raw.sendall(b"\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - start < 1
 
 
 def test_expect_continue(server: Any) -> None:
@@ -354,20 +447,69 @@ def test_b37_many_early_disconnects_leave_nothing(server: Any) -> None:
     assert metrics.requests_started == sum(metrics.finished.values())
 
 
-def test_b37_a_client_that_never_reads_is_dropped(server: Any) -> None:
-    """Write timeout of 1 s here; text that fills every buffer between us."""
-    ids = server.script_ids
+@pytest.fixture
+def wordy(server: Any) -> Any:
+    """The server, with an engine that says the longest token only, as fast as it can. Its write timeout is 1 s."""
+    before = server.engine.script
     long = max(range(3, server.tokenizer.vocab_size), key=lambda i: len(server.tokenizer.decode([i])))
     server.engine.script = lambda request, n: long
     server.engine.seconds_per_token = 0.0
+    listener = server._listener  # the sockets it accepts get the size of its buffer
+    size = listener.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    yield server
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size // 2)
+    server.engine.script = before
+
+
+MUCH = {**GOOD, "n": 128, "prompt": [5], "max_tokens": 127}
+
+
+@pytest.mark.parametrize("case", ["stream", "whole", "second request", "small answers", "half closed"])
+def test_b37_a_client_that_never_reads_is_dropped(wordy: Any, case: str) -> None:
+    """Text that fills every buffer between us, or only ours."""
+    server = wordy
+    connections = server._server.server_state.connections
+    others = len(connections)
     with socket.socket() as raw:
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         raw.connect(("127.0.0.1", server.port))
-        raw.sendall(stream_request(n=128, prompt=[5], max_tokens=127))
-        server.wait_until(lambda: server.engine.n_open > 0)
-        server.wait_until(lambda: not server.app._live or server.engine.n_open == 0, 10)
-        server.wait_until(lambda: not server.app._live, 10)
-    server.engine.script = lambda request, n: ids[n % len(ids)]
+        server.wait_until(lambda: len(connections) == others + 1)
+        much = request_bytes(json.dumps({**MUCH, "stream": case in ("stream", "half closed")}).encode())
+        if case == "small answers":
+            for _ in range(3000):
+                raw.sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n")
+                time.sleep(0.001)
+                if len(connections) == others:
+                    break
+        else:
+            raw.sendall(much)
+        if case == "second request":
+            server.wait_until(lambda: server.service.metrics.finished["length"] >= 128)
+            raw.sendall(much)
+        if case == "half closed":
+            server.wait_until(lambda: len(server.engine.seen) == 128)
+            raw.shutdown(socket.SHUT_WR)
+        took = server.wait_until(lambda: len(connections) == others, 10)
+        assert took < 8
+    server.wait_until(lambda: server.app._n_live == 0 and server.engine.n_open == 0)
+
+
+def test_a_client_that_reads_slowly_is_not_dropped(wordy: Any) -> None:
+    """More than the write timeout for all of the answer, but never for one piece of it."""
+    answer = b""
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        raw.connect(("127.0.0.1", wordy.port))
+        raw.sendall(request_bytes(json.dumps({**MUCH, "prompt": [[5]] * 8}).encode(), "connection: close"))
+        answer += raw.recv(1000)
+        start = time.monotonic()
+        while part := raw.recv(25_000):
+            answer += part
+            time.sleep(0.05)
+    assert time.monotonic() - start > 1.5
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert f"content-length: {len(body)}".encode() in head and len(json.loads(body)["choices"]) == 1024
 
 
 def test_other_streams_go_on_beside_a_stalled_one(server: Any) -> None:

@@ -9,6 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from orcaserve.core import EngineFacts, EngineStatus, IterationReport
+from orcaserve.serving.metrics import Metrics
+
 CHAT = [{"role": "user", "content": "hi"}]
 
 
@@ -99,7 +102,7 @@ def test_fields_reach_the_engine(server: Any) -> None:
     params = request.params
     assert params.max_tokens == 3 and params.logit_bias == {5: -100, 6: 1.5} and params.top_k == 5
     assert (params.temperature, params.top_p, params.min_p, params.repetition_penalty) == (0.5, 0.9, 0.1, 1.1)
-    assert request.stop_ids == {9, 0}  # the tokenizer's own end as well
+    assert request.stop_ids == {9, 0}  # the model's own end as well
     server.complete(max_tokens=3, ignore_eos=True, stop_token_ids=[9])
     assert server.engine.seen[-1].stop_ids == {9}
 
@@ -184,7 +187,19 @@ def test_metrics(server: Any) -> None:
     assert grown[f"vllm:e2e_request_latency_seconds_count{label}"] == 1
     assert after[f"vllm:num_preemptions_total{label}"] == 0
     assert grown[f"vllm:iteration_tokens_total_count{label}"] >= 5
-    assert {f"vllm:num_requests_running{label}", f"vllm:kv_cache_usage_perc{label}"} <= set(after)
+    for idle in ("vllm:num_requests_running", "orcaserve_requests_running", "vllm:num_requests_waiting"):
+        assert after[f"{idle}{label}"] == 0
+    assert after[f"vllm:kv_cache_usage_perc{label}"] == 0
+
+
+def test_metrics_of_a_report_without_an_iteration() -> None:
+    """Cancels are reported at once: the scheduler's time for them counts, the last iteration does not again."""
+    metrics = Metrics("tiny", EngineFacts("tiny", 10, 10, 10, 1, 1), EngineStatus)
+    for seconds in (0.25, 0.5):
+        metrics.on_report(IterationReport([], EngineStatus(iteration=1, batch_tokens=4, scheduler_seconds=seconds)))
+    text = metrics.render("")[0].decode()
+    assert 'orcaserve_scheduler_seconds_total{model_name="tiny"} 0.75' in text
+    assert 'orcaserve_iteration_tokens_count{model_name="tiny"} 1.0' in text
 
 
 def test_small_answers(server: Any) -> None:
