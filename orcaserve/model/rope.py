@@ -19,7 +19,7 @@ from orcaserve.model.spec import RopeSpec
 
 
 class Rope:
-    """Turns positions into cosines and sines [N, dim / 2] for one model."""
+    """Turns positions into the factors of `rotate` for one model."""
 
     def __init__(self, spec: RopeSpec, device: torch.device | str = "cpu") -> None:
         """Raises CheckpointError if the options give no finite numbers."""
@@ -33,10 +33,11 @@ class Rope:
         if not math.isfinite(self.amplitude) or not self._usual.isfinite().all():
             raise CheckpointError("the rope options in the config give no finite numbers")
 
-    def cos_sin(self, layout: Layout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """For every row of the flat batch: (cosines, sines), each [N, dim / 2], with the amplitude in them."""
+    def factors(self, layout: Layout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """For every row of the flat batch what `rotate` takes, each [N, dim], with the amplitude in them."""
         angles = layout.positions[:, None].float() * self._frequencies(layout)
-        return (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
+        cos, sin = (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
+        return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
 
     def _frequencies(self, layout: Layout) -> Tensor:
         """[dim / 2] for all rows, or [N, dim / 2] where some request is longer than the model was trained for."""
@@ -55,15 +56,15 @@ class Rope:
         return torch.stack(rows).repeat_interleave(counts.to(self._device), dim=0)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [N, heads, head_dim] with its first 2 * cos.shape[1] dimensions turned: dimension i pairs with i + half."""
-    half = cos.shape[1]
-    rest = x.shape[2] - 2 * half
-    turned = x.narrow(2, 0, 2 * half) if rest else x
-    swapped = turned.roll(half, 2)
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Turn the first dimensions of x [N, heads, head_dim] in place: of cos.shape[1], dimension i pairs with i + half.
+
+    cos: the cosines, twice; sin: the sines, negative for the first half. See Rope.factors.
+    """
+    turned = x.narrow(2, 0, cos.shape[1])
+    swapped = turned.roll(cos.shape[1] // 2, 2)
     # Products and a sum, no fused step: a vector's last lanes would round otherwise, and differ from batch to batch.
-    out = (turned * torch.cat((cos, cos), 1)[:, None]).add_(swapped.mul_(torch.cat((-sin, sin), 1)[:, None]))
-    return torch.cat((out, x.narrow(2, 2 * half, rest)), 2) if rest else out
+    turned.mul_(cos[:, None]).add_(swapped.mul_(sin[:, None]))
 
 
 def inverse_frequencies(spec: RopeSpec, length: int) -> Tensor:

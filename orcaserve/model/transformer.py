@@ -83,21 +83,38 @@ class Transformer:
 
     def run_layers(self, x: Tensor, layout: Layout, kv: KVManager) -> Tensor:
         """[rows, hidden] -> [rows, hidden]; overwrites x."""
-        spec, n = self.spec, layout.n_tokens
-        turned = spec.n_heads + spec.n_kv_heads
-        angles = self._rope.cos_sin(layout, self.dtype) if self._rope else None
+        n_heads = [self.spec.n_heads, self.spec.n_kv_heads, self.spec.n_kv_heads]
         parts = torch.split(x, ROWS[-1])
+        factors: list[tuple[Tensor, ...]] = [()] * len(parts)
+        if self._rope:
+            both = self._rope.factors(layout, self.dtype)
+            factors = list(zip(*(torch.split(_fill(factor), ROWS[-1]) for factor in both), strict=True))
         for index, layer in enumerate(self.weights.layers):
-            qkv = _join([layer.qkv(layer.attention_norm(part)) for part in parts])[:n]
-            heads = qkv.view(n, -1, spec.head_dim)
-            qk, v = heads[:, :turned], heads[:, turned:]
-            if angles is not None:
-                qk = rotate(qk, *angles)
-            attended = self.attention(qk[:, : spec.n_heads], qk[:, spec.n_heads :], v, index, layout, kv)
+            heads = self._all_heads(layer, parts, factors)[: layout.n_tokens]
+            q, k, v = torch.split(heads, n_heads, dim=1)
+            attended = self.attention(q, k, v, index, layout, kv)
             for part, merged in zip(parts, torch.split(_fill(attended), ROWS[-1]), strict=True):
                 part += layer.out(merged)
                 part += layer.mlp(layer.mlp_norm(part))
         return x
+
+    def _heads(self, layer: Layer, part: Tensor, factors: Sequence[Tensor]) -> Tensor:
+        """[rows, hidden] -> [rows, q + k + v heads, head_dim], positions in them."""
+        heads = layer.qkv(layer.attention_norm(part)).view(len(part), -1, self.spec.head_dim)
+        if factors:
+            rotate(heads[:, : self.spec.n_heads + self.spec.n_kv_heads], *factors)
+        return heads
+
+    def _all_heads(self, layer: Layer, parts: Sequence[Tensor], factors: Sequence[Sequence[Tensor]]) -> Tensor:
+        """_heads of all rows, a part at a time: it fits the cache, and only one is in memory twice."""
+        first = self._heads(layer, parts[0], factors[0])
+        if len(parts) == 1:
+            return first
+        heads = first.new_empty(sum(map(len, parts)), *first.shape[1:])
+        for target, part, factor in zip(torch.split(heads, ROWS[-1])[1:], parts[1:], factors[1:], strict=True):
+            target.copy_(self._heads(layer, part, factor))
+        heads[: len(first)] = first
+        return heads
 
     def logits(self, x: Tensor, layout: Layout) -> Tensor:
         """[rows, hidden] -> [R, vocabulary] float32."""

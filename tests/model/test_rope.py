@@ -87,7 +87,8 @@ def test_options_that_make_no_sense_stop_the_load(options: dict[str, Any]) -> No
 def test_rotation_pairs_dimension_i_with_i_plus_half_and_leaves_the_rest() -> None:
     x = torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(0))
     angle = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
-    out = rotate(x, angle.cos(), angle.sin())
+    out = x.clone()
+    rotate(out, torch.cat((angle.cos(), angle.cos()), 1), torch.cat((-angle.sin(), angle.sin()), 1))
     for n in range(3):
         for i in range(2):
             a, b = x[n, :, i], x[n, :, i + 2]
@@ -104,7 +105,7 @@ def test_a_rows_angles_follow_its_own_request() -> None:
 
     def angles(*pieces: tuple[int, int]) -> torch.Tensor:
         tables = torch.arange(40, dtype=torch.int32).repeat(len(pieces), 1)
-        return torch.cat(rope.cos_sin(Layout.build(pieces, tables, 4), torch.float32), 1)
+        return torch.cat(rope.factors(Layout.build(pieces, tables, 4), torch.float32), 1)
 
     together = angles((3, 10), (2, 100), (1, 20))
     alone = torch.cat([angles((3, 10)), angles((2, 100)), angles((1, 20))])
