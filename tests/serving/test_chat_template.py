@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from typing import Any
 
@@ -32,6 +33,69 @@ CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hi <there> & 'you'"}],
     [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "  a\nb  "}],
     [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "你好 🦙"}],
+]
+
+
+def repeated(step: str, start: str = "'xxxxxxxx'", times: int = 60) -> str:
+    """A template that sets ns.x to `step` again and again, and writes it."""
+    loop = f"{{% for i in range({times}) %}}{{% set ns.x = {step} %}}{{% endfor %}}"
+    return f"{{% set ns = namespace(x={start}) %}}{loop}{{{{ ns.x }}}}"
+
+
+# One call each that makes much, or takes long inside C, or steps that double.
+HOSTILE = [
+    "{{ [1] | batch(20000000, 0) | list }}",
+    "{{ [1] | slice(20000000, 0) | list }}",
+    "{{ messages | tojson(indent=60000000) }}",
+    "{{ messages | tojson(separators=('x' * 4000000, 'y')) | length }}",
+    "{{ ([['x' * 1000] * 1000] * 1000) | tojson }}",
+    "{{ (['x' * 1000000] * 1000) | join }}",
+    "{{ (['x' * 1000000] * 1000) | string }}",
+    "{{ ['x' * 1000000] * 1000 }}",
+    "{{ '' ~ (['x' * 1000000] * 1000) }}",
+    "{{ ''.join(['x' * 1000000] * 1000) }}",
+    "{{ ('x' * 1000000).join(['y'] * 1000) }}",
+    "{{ ['y'] * 1000 | join('x' * 1000000) }}",
+    "{{ (['x' * 1000000] * 1000) | map('upper') | join }}",
+    repeated("ns.x * ns.x", "3"),
+    repeated("ns.x * ns.x // 2", "5"),
+    repeated("ns.x + ns.x", "[1]"),
+    repeated("ns.x + ns.x", "(1,)"),
+    repeated("[ns.x, [1] * 4000000]", "[1]", 99999),
+    repeated("(ns.x + ns.x,)", "(1,)") + "{{ {ns.x: 1} }}",
+    repeated("[ns.x, ns.x]", "[1]"),
+    repeated("(ns.x, ns.x)", "(1,)"),
+    repeated("{'a': ns.x, 'b': ns.x}", "{}"),
+    repeated("dict(a=ns.x, b=ns.x)", "{}"),
+    repeated("ns.x | tojson", """'"'"""),
+    repeated("ns.x | urlencode", "'%'"),
+    repeated("ns.x ~ ns.x | escape", "'&'"),
+    "{% set a = namespace(x=[1]) %}{% set b = namespace(x=[1]) %}{% for i in range(60) %}{% set a.x = [a.x, a.x] %}"
+    "{% set b.x = [b.x, b.x] %}{% endfor %}{{ a.x == b.x }}",
+    "{% set ns = namespace(x='xx') %}{% for i in range(40) %}{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}"
+    "{% set ns.x = y %}{% endfor %}",
+    "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}" + repeated("f(ns.x)"),
+    "{% set y %}{% for i in range(99999) %}{% for j in range(99999) %}"
+    + "x" * 10_000
+    + "{% endfor %}{% endfor %}{% endset %}",
+    "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = ns.x + ['x' * 4000000 ~ i] %}{% endfor %}",
+    "{{ ('a' * 4000000) | trim('b' * 4000000 ~ 'a') }}",
+    "{{ ('a' * 4000000).strip('b' * 4000000 ~ 'a') }}",
+    "{{ ('a' * 4000000).rfind('b' ~ 'a' * 2000000) }}",
+    "{{ ('a' * 4000000).rsplit('b' ~ 'a' * 2000000) }}",
+    "{{ 1 | round(999999999, 'ceil') }}",
+    "{{ (1).to_bytes(1000000000) }}",
+    "{{ 'x'.rjust(999999999) }}",
+    "{{ 'x'.center(999999999) }}",
+    "{{ 'x'.zfill(999999999) }}",
+    "{{ ('\t' * 1000).expandtabs(9999999) }}",
+    "{{ 'x'.encode('utf-8') * 999999999 }}",
+    "{{ 'x' | wordwrap(1, wrapstring='y' * 4000000) }}",
+    "{{ ('x ' * 1000000).replace(' ', 'y' * 1000) }}",
+    "{{ 'x' | indent('y' * 5000000, true) }}",
+    "{{ ([[1] * 1000] * 1000) | sum(start=[]) }}",
+    "{{ strftime_now('%Y' * 1000000) }}",
+    "{{ raise_exception(['x' * 1000000] * 1000) }}",
 ]
 
 
@@ -92,17 +156,39 @@ def test_b43_refusal_carries_the_templates_words() -> None:
         "{% for i in range(99999) %}{{ 'x' * 99999 }}{% endfor %}",
         "{% for a in range(99999) %}{% for b in range(99999) %}{% set c = a * b %}{% endfor %}{% endfor %}",
         "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        *HOSTILE,
     ],
 )
-def test_a_hostile_template_is_stopped(source: str) -> None:
-    start = time.monotonic()
+def test_a_hostile_template_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orcaserve.serving.chat_template.MAX_SECONDS", 0.5)
+    start, memory = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         with pytest.raises(InvalidRequest) as caught:
             ChatTemplate(source).render(CHATS[0])
     except CheckpointError:
         return  # refused when it was compiled
     assert caught.value.field == "messages" and "Hi" not in caught.value.message
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 2**20, "KiB"
+
+
+def test_a_hostile_template_does_nothing_when_it_is_compiled() -> None:
+    start = time.monotonic()
+    for source in HOSTILE:
+        ChatTemplate(source)
+    assert time.monotonic() - start < 2
+
+
+def test_long_conversations_are_rendered() -> None:
+    """What templates do in earnest stays within the limits."""
+    chat = [{"role": "user", "content": "word " * 200} for _ in range(1000)]
+    source = (
+        "{% set ns = namespace(kept=[], text='') %}{% for m in messages %}{% set ns.kept = ns.kept + [m] %}"
+        "{% if m.content.strip().startswith('word') %}{% set ns.text = m.content | trim %}{% endif %}{% endfor %}"
+        "{% for m in ns.kept %}{{ m.role + ': ' + m.content.split('</think>')[-1].lstrip('\n') }}{% endfor %}"
+        "{{ messages | tojson }}{{ messages | map(attribute='content') | join('\n') }}"
+    )
+    assert len(ChatTemplate(source).render(chat)) > 3 * 1000 * 1000
 
 
 def test_broken_template_stops_the_load() -> None:
