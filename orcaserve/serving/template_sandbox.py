@@ -22,9 +22,9 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-MAX_VALUE = 2**22  # characters and items of any one value, with all that is in it
-MAX_MADE = 2**27  # characters that one rendering may make in all; an item counts as much as ITEM of them
-ITEM = 8
+MAX_VALUE = 2**23  # characters of any one value, with all that is in it
+MAX_MADE = 2**28  # characters that one rendering may make in all
+ITEM = 16  # characters that an item of a list or dict counts as
 MAX_ARGUMENT = 256  # characters that searching and stripping may look for: some of it takes text times argument steps
 MAX_INT_BITS = 4096  # of a number that is calculated with
 MAX_INDENT = 16  # spaces, and characters of a separator, of `tojson`
@@ -154,10 +154,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 parts: list[Any] = list(*args)
                 _bound(size_of(parts) + len(owner) * len(parts))
                 return _spend(owner.join(parts))
-            if any(
-                isinstance(argument, str) and len(argument) > MAX_ARGUMENT for argument in (*args, *kwargs.values())
-            ):
-                raise SecurityError("what is looked for is too long")
+            _check_sought(*args, *kwargs.values())
         return _spend(super().call(__context, __obj, *args, **kwargs))
 
 
@@ -172,11 +169,11 @@ class Generation(Extension):
 
 
 def size_of(value: Any) -> int:
-    """Characters and items of a value with all that is in it. Raises SecurityError as soon as they are too many."""
+    """Characters of a value with all that is in it, as often as it is in it. SecurityError once they are too many."""
     size, waiting = 0, [value]
     while waiting:
         item = waiting.pop()
-        size += 1
+        size += ITEM
         if isinstance(item, str):
             size += len(item)
         elif isinstance(item, list | tuple | set):
@@ -184,9 +181,14 @@ def size_of(value: Any) -> int:
         elif isinstance(item, dict):
             waiting += item
             waiting += item.values()
-        if size + len(waiting) > MAX_VALUE:
+        if size + ITEM * len(waiting) > MAX_VALUE:
             raise SecurityError("the result would be too long")
     return size
+
+
+def _check_sought(*arguments: Any) -> None:
+    if any(isinstance(argument, str) and len(argument) > MAX_ARGUMENT for argument in arguments):
+        raise SecurityError("what is looked for is too long")
 
 
 def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,10 +198,8 @@ def _guarded(function: Callable[..., Any]) -> Callable[..., Any]:
     def guarded(*args: Any, **kwargs: Any) -> Any:
         for argument in (*args, *kwargs.values()):
             size_of(argument)
-        if function is FILTERS["trim"] and any(
-            isinstance(chars, str) and len(chars) > MAX_ARGUMENT for chars in args[1:]
-        ):
-            raise SecurityError("what is looked for is too long")
+        if function is FILTERS["trim"]:
+            _check_sought(*args[1:], *kwargs.values())
         return _spend(function(*args, **kwargs))
 
     return guarded

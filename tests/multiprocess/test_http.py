@@ -351,8 +351,20 @@ def test_a_model_that_cannot_be_loaded(served_model: Path, tmp_path: Path) -> No
     assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
 
 
+PROMPTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n",
+    "1, 2, 3, 4,",
+    "Once upon a time, in a village by the sea, there lived a",
+    "汉字 and 🦙:",
+    "Q: Why is the sky blue?\nA:",
+    "Dear Sir or Madam,\n\nI am writing to you " + "about the noise of the trains at night " * 4,
+    "word " * 90,
+)
+
+
 def test_the_default_model(default_model: Path) -> None:
-    """A real model, a real chat: streamed and whole alike, alone and beside others."""
+    """A real model: streamed and whole alike; 32 clients at once each get exactly what they get alone."""
     serve = Serve("--port", "0", "--n-slots", "8192", "-t", "1")
     try:
         with openai.OpenAI(base_url=f"{serve.base}/v1", api_key="none") as client:
@@ -363,8 +375,17 @@ def test_the_default_model(default_model: Path) -> None:
             with client.chat.completions.create(**ask, stream=True) as stream:
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
             assert text == whole.choices[0].message.content
-        prompts = ["汉字", "def f(x):\n", "👩‍🚀 🦙"]
-        alone = [serve.text(p, max_tokens=12) for p in prompts]
-        assert [c["text"] for c in serve.complete(prompts, max_tokens=12)["choices"]] == alone
+        work = [(prompt, 8 + 4 * (i % 5)) for i, prompt in enumerate(PROMPTS)]
+        alone = [serve.text(prompt, max_tokens=n) for prompt, n in work]
+        assert len(set(alone)) == len(alone)
+
+        def ask_again(i: int) -> str:
+            prompt, n = work[i % len(work)]
+            if i // len(work) % 2:
+                return serve.text(prompt, max_tokens=n)
+            return "".join(serve.stream(prompt, max_tokens=n))
+
+        with ThreadPoolExecutor(32) as pool:
+            assert list(pool.map(ask_again, range(32))) == alone * 4
     finally:
         assert serve.stop() == 0
