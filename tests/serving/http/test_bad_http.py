@@ -207,7 +207,7 @@ def test_what_is_sent_before_the_answer_is_complete_makes_it_the_last(server: An
 
 @pytest.mark.parametrize("how", ["close", "reset"])
 def test_a_client_that_pipelines_and_leaves_is_cancelled(server: Any, how: str) -> None:
-    server.engine.seconds_per_token = 0.02
+    server.engine.pause = True  # nothing is written, which would tell as well
     with server.connection() as raw:
         raw.sendall(stream_request() + stream_request())
         server.wait_until(lambda: server.engine.n_open == 1)
@@ -491,7 +491,7 @@ def test_b37_a_client_that_never_reads_is_dropped(wordy: Any, case: str) -> None
             server.wait_until(lambda: len(server.engine.seen) == 128)
             raw.shutdown(socket.SHUT_WR)
         took = server.wait_until(lambda: len(connections) == others, 10)
-        assert took < 8
+        assert took < 4  # not when the connection has been idle for long
     server.wait_until(lambda: server.app._n_live == 0 and server.engine.n_open == 0)
 
 
