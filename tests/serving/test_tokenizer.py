@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +157,8 @@ def test_tokens_named_in_the_configuration_only(byte_level_metadata: dict[str, A
     assert tokenizer.encode("<tool>") == [n] and tokenizer.decode([n]) == ""
 
 
-def test_default_model_is_read_quickly_and_right(default_model: Path) -> None:
-    start = time.perf_counter()
+def test_default_model_is_read_right(default_model: Path) -> None:
     tokenizer = Tokenizer.from_path(default_model)
-    assert time.perf_counter() - start < 2.0  # 0.3 s when the machine is quiet
     assert tokenizer.vocab_size == 49152 and tokenizer.bos_id == 1
     assert tokenizer.encode("Hello world") == [19556, 905]
     assert tokenizer.chat_template is not None

@@ -119,7 +119,7 @@ def test_b34_a_gigabyte_is_refused_unread(server: Any) -> None:
     with server.connection() as raw:
         raw.sendall(request_bytes(b"{", length=10**9))
         assert b" 413 " in raw.recv(65536)
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 10, "long before the time for a body is over"
 
 
 @pytest.mark.parametrize("head", ["content-length: 500", "transfer-encoding: chunked"])
@@ -173,10 +173,12 @@ def test_slow_header(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_small_answers_are_not_held_back(server: Any) -> None:
     """Each answer is two writes; with Nagle's algorithm the second would wait 40 ms for an acknowledgement."""
-    start = time.monotonic()
+    seconds = []
     for _ in range(20):
+        start = time.monotonic()
         server.http.get("/live")
-    assert (time.monotonic() - start) / 20 < 0.03
+        seconds.append(time.monotonic() - start)
+    assert min(seconds) < 0.03  # the quickest of them: a busy machine can only make some slow
 
 
 @pytest.mark.parametrize(

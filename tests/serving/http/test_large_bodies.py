@@ -16,7 +16,7 @@ import pytest
 from orcaserve.serving.fields import MAX_WORK
 
 SIZE = 4 * 2**20
-LONGEST_PAUSE = 0.2  # s that the event loop may stand still; 0.05 on a machine with nothing else to do
+LONGEST_PAUSE = 0.5  # s that the event loop may stand still; under 0.1 on a quiet machine, and 0.7 to 1.5 on the loop
 
 
 def filled(start: str, unit: str, end: str) -> bytes:
