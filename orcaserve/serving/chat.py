@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
@@ -11,57 +10,34 @@ from typing import Any
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT
 from orcaserve.serving.fields import CHAT, check_fields
-from orcaserve.serving.generation import opening, run_plan, usage_tail
+from orcaserve.serving.generation import Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
 from orcaserve.serving.prompts import encode_messages, read_messages
 from orcaserve.serving.service import Service
 
 
-class ChatShape:
+class ChatShape(Shape):
+    kind = "chat.completion"
+    event_kind = "chat.completion.chunk"
+
     def __init__(self, answer_id: str, model: str, include_usage: bool) -> None:
-        self._id = answer_id
-        self._model = model
-        self._created = int(time.time())
-        self._open = opening(answer_id, "chat.completion.chunk", self._created, model)
-        self._close = usage_tail(None, include_usage)
+        super().__init__(answer_id, model, include_usage)
         self._begun: set[int] = set()
 
     def frames(self, index: int, text: str, finish_reason: str | None) -> str:
         frames = ""
         if index not in self._begun:
             self._begun.add(index)
-            frames += self._frame(index, '{"role":"assistant","content":""}', "null")
+            frames += self.frame(index, '"delta":{"role":"assistant","content":""}', None)
         if text:
-            frames += self._frame(index, f'{{"content":{quote(text)}}}', "null")
+            frames += self.frame(index, f'"delta":{{"content":{quote(text)}}}', None)
         if finish_reason:
-            frames += self._frame(index, "{}", f'"{finish_reason}"')
+            frames += self.frame(index, '"delta":{}', finish_reason)
         return frames
 
-    def _frame(self, index: int, delta: str, reason: str) -> str:
-        choice = f'{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":{reason}}}'
-        return f"{self._open}{choice}{self._close}"
-
-    def usage_frame(self, usage: dict[str, Any]) -> str:
-        return self._open + usage_tail(usage, asked=True)
-
-    def answer(self, texts: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": [
-                {
-                    "index": index,
-                    "message": {"role": "assistant", "content": text, "refusal": None},
-                    "logprobs": None,
-                    "finish_reason": reason,
-                }
-                for index, (text, reason) in enumerate(texts)
-            ],
-            "usage": usage,
-        }
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
 
 def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:

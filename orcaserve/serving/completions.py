@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import COMPLETION, check_fields
-from orcaserve.serving.generation import opening, run_plan, usage_tail
+from orcaserve.serving.generation import Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
 from orcaserve.serving.prompts import encode_prompts, read_prompts
@@ -20,34 +19,14 @@ DEFAULT_MAX_TOKENS = 16
 MAX_ALL_CHOICES = 1024  # n x prompts
 
 
-class CompletionShape:
-    def __init__(self, answer_id: str, model: str, include_usage: bool) -> None:
-        self._id = answer_id
-        self._model = model
-        self._created = int(time.time())
-        self._open = opening(answer_id, "text_completion", self._created, model)
-        self._close = usage_tail(None, include_usage)
+class CompletionShape(Shape):
+    kind = event_kind = "text_completion"
 
     def frames(self, index: int, text: str, finish_reason: str | None) -> str:
-        reason = f'"{finish_reason}"' if finish_reason else "null"
-        choice = f'{{"index":{index},"text":{quote(text)},"logprobs":null,"finish_reason":{reason}}}'
-        return f"{self._open}{choice}{self._close}"
+        return self.frame(index, f'"text":{quote(text)}', finish_reason)
 
-    def usage_frame(self, usage: dict[str, Any]) -> str:
-        return self._open + usage_tail(usage, asked=True)
-
-    def answer(self, texts: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": self._id,
-            "object": "text_completion",
-            "created": self._created,
-            "model": self._model,
-            "choices": [
-                {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
-                for index, (text, reason) in enumerate(texts)
-            ],
-            "usage": usage,
-        }
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"text": text}
 
 
 def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from json.encoder import encode_basestring_ascii as quote
-from typing import Any, Protocol
+from typing import Any
 
 from orcaserve.core.errors import EngineError
 from orcaserve.serving.http import Exchange, encode_json, error_object
@@ -15,16 +17,55 @@ from orcaserve.serving.service import Choice, Plan, Service, as_invalid
 DONE = b"data: [DONE]\n\n"
 
 
-class Shape(Protocol):
-    """How an endpoint writes its answers. `quote`d text is ASCII, so no client can split it in the wrong place."""
+class Shape(ABC):
+    """How an endpoint writes its answers. `quote`d text is ASCII, so no client can split it in the wrong place.
 
+    kind, event_kind: the `object` of a whole answer and of an event. include_usage: events carry `usage`, null in all
+    but the last.
+    """
+
+    kind: str
+    event_kind: str
+
+    def __init__(self, answer_id: str, model: str, include_usage: bool) -> None:
+        self._id, self._model, self._created = answer_id, model, int(time.time())
+        # The constant parts of every event, around its list of choices.
+        self._open = (
+            f'data: {{"id":{quote(answer_id)},"object":"{self.event_kind}","created":{self._created},'
+            f'"model":{quote(model)},"choices":['
+        )
+        self._close = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+
+    @abstractmethod
     def frames(self, index: int, text: str, finish_reason: str | None) -> str:
         """Events for new text of a choice, and for its end if there is a finish reason."""
 
-    def usage_frame(self, usage: dict[str, Any]) -> str: ...
+    @abstractmethod
+    def choice(self, text: str) -> dict[str, Any]:
+        """The text of a choice in a whole answer, without what all choices have."""
+
+    def frame(self, index: int, content: str, finish_reason: str | None) -> str:
+        """One event for one choice; content: its JSON members that are the endpoint's own."""
+        reason = f'"{finish_reason}"' if finish_reason else "null"
+        return f'{self._open}{{"index":{index},{content},"logprobs":null,"finish_reason":{reason}}}{self._close}'
+
+    def usage_frame(self, usage: dict[str, Any]) -> str:
+        return f'{self._open}],"usage":{encode_json(usage).decode()}}}\n\n'
 
     def answer(self, texts: Sequence[tuple[str, str]], usage: dict[str, Any]) -> dict[str, Any]:
         """The whole answer; texts: text and finish reason of each choice, in order."""
+        choices = [
+            {"index": index, **self.choice(text), "logprobs": None, "finish_reason": reason}
+            for index, (text, reason) in enumerate(texts)
+        ]
+        return {
+            "id": self._id,
+            "object": self.kind,
+            "created": self._created,
+            "model": self._model,
+            "choices": choices,
+            "usage": usage,
+        }
 
 
 async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shape, options: StreamOptions) -> None:
@@ -112,13 +153,3 @@ async def _run(choices: Sequence[Choice], show: Callable[[Choice, str], Awaitabl
         await choices[0].run(show)
     else:
         await asyncio.gather(*(choice.run(show) for choice in choices))
-
-
-def opening(answer_id: str, kind: str, created: int, model: str) -> str:
-    """The constant start of every event of an answer, up to its list of choices."""
-    return f'data: {{"id":{quote(answer_id)},"object":"{kind}","created":{created},"model":{quote(model)},"choices":['
-
-
-def usage_tail(usage: dict[str, Any] | None, asked: bool) -> str:
-    """What follows the list of choices: `usage` is null in all events but the last, and absent unless asked for."""
-    return f'],"usage":{encode_json(usage).decode()}}}\n\n' if asked else "]}\n\n"
