@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from orcaserve.checkpoint import dequantise
+from orcaserve.checkpoint.dequantise import dequantise
 
 # The names that transformers and GGUF give to activations.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from orcaserve.checkpoint import Checkpoint, eos_ids, open_checkpoint
+from orcaserve.checkpoint.checkpoint import Checkpoint, eos_ids, open_checkpoint
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.attention import choose_attention
 from orcaserve.model.families import Names, family_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from orcaserve.checkpoint import eos_ids, open_checkpoint
+from orcaserve.checkpoint.checkpoint import eos_ids, open_checkpoint
 from orcaserve.checkpoint.gguf_config import generation_config_of
 from orcaserve.core.errors import CheckpointError, ModelNotFound, UnsupportedModel
 

@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from gguf.constants import GGML_QUANT_SIZES
 
-from orcaserve.checkpoint import dequantise
+from orcaserve.checkpoint.dequantise import dequantise
 from orcaserve.core.errors import UnsupportedModel
 
 OURS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]

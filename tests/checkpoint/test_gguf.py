@@ -15,7 +15,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orcaserve.checkpoint import gguf, open_checkpoint
+from orcaserve.checkpoint import gguf
+from orcaserve.checkpoint.checkpoint import open_checkpoint
 from orcaserve.checkpoint.gguf import GGUFFile
 from orcaserve.core.errors import CheckpointError, ModelError, ModelNotFound, UnsupportedModel
 
