@@ -103,6 +103,8 @@ def _id_in_tokenizer(tokenizer: dict[str, Any], token: str) -> list[int]:
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
     if isinstance(vocabulary, dict) and type(vocabulary.get(token)) is int:
         return [vocabulary[token]]
+    if isinstance(vocabulary, list):  # Unigram: pairs of a piece and its score, in the order of ids
+        return [i for i, pair in enumerate(vocabulary) if isinstance(pair, list) and pair[:1] == [token]][:1]
     return []
 
 

@@ -126,6 +126,10 @@ def test_eos_ids_are_the_union_of_all_places(folder: Path) -> None:
     assert eos_ids(open_checkpoint(folder)) == {1, 5, 6, 8}
     write(folder, tokenizer={"model": {"vocab": {"<end>": 7}}})
     assert eos_ids(open_checkpoint(folder)) == {1, 5, 6, 7}
+    write(folder, tokenizer={"model": {"vocab": [["<unk>", 0.0], ["<end>", -1.5], ["a", -2.0]]}})
+    assert eos_ids(open_checkpoint(folder)) == {1, 5, 6}
+    write(folder, tokenizer={"model": {"vocab": [["<unk>", 0.0], ["a", -2.0], ["<end>", -1.5]]}})
+    assert eos_ids(open_checkpoint(folder)) == {1, 2, 5, 6}
     write(folder, config={"eos_token_id": None}, generation_config={}, tokenizer_config={})
     assert eos_ids(open_checkpoint(folder)) == frozenset()
 
