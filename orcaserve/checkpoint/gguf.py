@@ -26,6 +26,7 @@ from orcaserve.core.errors import CheckpointError, UnsupportedModel
 MAGIC = b"GGUF"
 MAX_PAIRS = 1 << 16
 MAX_TENSORS = 1 << 17
+MAX_SHOWN = 300  # characters of an error
 MAX_NAME = 1 << 10  # bytes of a key's or tensor's name
 MAX_STRINGS = 1 << 23  # entries of an array of strings: each costs far more here than in the file
 MAX_DIMENSIONS = 4
@@ -134,7 +135,9 @@ class _Header:
         self._read_tensors(n_tensors)
 
     def _fail(self, text: str) -> CheckpointError:
-        return CheckpointError(f"{self._file}: {text}")
+        # Names come from the file: a damaged one must not write to somebody's terminal what it likes.
+        shown = "".join(c if c.isprintable() else "?" for c in text)
+        return CheckpointError(f"{self._file}: {shown if len(shown) <= MAX_SHOWN else shown[:MAX_SHOWN] + '...'}")
 
     def _advance(self, n_bytes: int) -> int:
         """Step over `n_bytes` that the file must have; the place where they start."""

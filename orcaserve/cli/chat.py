@@ -40,8 +40,10 @@ def run(args: argparse.Namespace) -> int:
             if line == "/reset":
                 messages = list(opening)
             elif line:
-                messages.append({"role": "user", "content": line})
-                messages.append({"role": "assistant", "content": _answer(llm, messages, params)})
+                question = {"role": "user", "content": line}
+                said = _answer(llm, [*messages, question], params)
+                if said is not None:  # a turn that was refused is not part of the conversation
+                    messages += [question, {"role": "assistant", "content": said}]
     return 0
 
 
@@ -52,8 +54,8 @@ def _ask() -> str | None:
         return None
 
 
-def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:
-    """Print the answer as it comes; Ctrl-C cuts it short. Returns what was said."""
+def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str | None:
+    """Print the answer as it comes; Ctrl-C cuts it short. Returns what was said, or None if it was refused."""
     said = ""
     try:
         for piece in llm.stream_chat(messages, params):
@@ -62,6 +64,7 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) ->
     except KeyboardInterrupt:
         pass
     except InvalidRequest as error:
-        print(f"orcaserve: {error}; /reset starts anew", file=sys.stderr)
+        print(f"orcaserve: {error}", file=sys.stderr)
+        return None
     print()
     return said

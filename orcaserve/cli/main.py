@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import sys
 from typing import NoReturn
 
@@ -61,6 +62,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(verb: object, args: argparse.Namespace) -> int:
+    # A terminal that cannot show a character shows a question mark instead of ending the program.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         code: int = verb.run(args)  # type: ignore[attr-defined]
         return code
@@ -72,4 +76,8 @@ def _run(verb: object, args: argparse.Namespace) -> int:
     except BrokenPipeError:
         # The reader of our output left (`orcaserve generate | head`); closing quietly is what it expects.
         sys.stderr.close()
+        return 1
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"orcaserve: {where}{error.strerror or error}", file=sys.stderr)
         return 1

@@ -53,7 +53,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
         "--n-slots",
         type=int,
         metavar="N",
-        help="n_slots: size of the K/V region in tokens; default: a quarter of the free memory",
+        help="n_slots: size of the K/V region in tokens, in pages of 16; default: a quarter of the free memory",
     )
     group.add_argument(
         "--kv-cache-memory-bytes", type=size_in_bytes, metavar="SIZE", help="the same in bytes, for example 2GiB"

@@ -7,6 +7,7 @@ import os
 
 from orcaserve.cli.options import add_model_arguments, engine_config
 from orcaserve.config import ServingConfig
+from orcaserve.core.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.api_key == "":
+        raise ConfigError("--api-key", "is empty: give a key, or leave it out to serve without one")
     serving = ServingConfig(
         host=args.host,
         port=args.port,
         uds=args.uds,
         served_model_name=args.served_model_name,
-        api_key=args.api_key or None,
+        api_key=args.api_key,
         log_level=args.log_level,
     )
     config = engine_config(args)

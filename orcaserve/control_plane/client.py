@@ -100,12 +100,12 @@ class EngineClient:
             self._cancels.append(request_id)
             self._something_to_say.set()
 
-    async def close(self) -> None:
-        """Let go of the engine; open streams end with an error. Idempotent.
+    async def close(self, message: str = ENGINE_LOST) -> None:
+        """Let go of the engine; open streams end with an error of this message. Idempotent.
 
         The engine is asked to end the stream, so that nothing of it is under way when this returns; it has CLOSE_GRACE.
         """
-        self._lose("closed by the endpoint")
+        self._lose("closed by the endpoint", message)
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
@@ -175,7 +175,7 @@ class EngineClient:
             if news.finish_reason is not None:
                 del self._streams[news.request_id]
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, message: str = ENGINE_LOST) -> None:
         """The engine is gone: say so to everyone who waits. Idempotent."""
         if self.closed.is_set():
             return
@@ -183,4 +183,4 @@ class EngineClient:
         self.closed.set()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            stream.put(Progress(stream.request_id, None, FinishReason.ERROR, ENGINE_LOST))
+            stream.put(Progress(stream.request_id, None, FinishReason.ERROR, message))

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from orcaserve.config import ServingConfig
-from orcaserve.core.errors import EngineError, InvalidRequest
+from orcaserve.core.errors import SERVER_STOPPING, EngineError, InvalidRequest
 from orcaserve.serving import openapi
 from orcaserve.serving.chat import chat_completions
 from orcaserve.serving.completions import completions
@@ -30,7 +30,7 @@ may be called on a thread, and awaits nothing. Raises InvalidRequest."""
 SMALL = 4096  # bytes from which a body leaves the event loop
 # A template is a program, and its deadline works by tracing its thread: both belong off the event loop.
 RENDERED = frozenset(("/v1/chat/completions", "/tokenize"))
-OPEN_PATHS = frozenset(("/live", "/ready", "/health"))  # need no key: probes have none
+OPEN_PATHS = frozenset(("/live", "/ready", "/health", "/docs", "/openapi.json"))  # probes and browsers have no key
 MODELS = "/v1/models/"
 
 
@@ -42,7 +42,7 @@ class App:
         self.service: Service | None = None
         self.draining = False
         self._threads = Threads()
-        self._n_live = 0
+        self._live: set[Exchange] = set()
         self.idle = asyncio.Event()  # no request is being answered now
         self.idle.set()
 
@@ -51,7 +51,7 @@ class App:
             return
         prefix = {"/v1/completions": "cmpl", "/v1/chat/completions": "chatcmpl"}.get(scope["path"], "req")
         exchange = Exchange(scope, receive, send, new_id(prefix))
-        self._n_live += 1
+        self._live.add(exchange)
         self.idle.clear()
         try:
             await self._answer(exchange)
@@ -68,9 +68,20 @@ class App:
             else:
                 await self._refuse(exchange, InvalidRequest(None, "an internal error", "internal_error", 500))
         finally:
-            self._n_live -= 1
-            if not self._n_live:
+            self._live.discard(exchange)
+            if not self._live:
                 self.idle.set()
+
+    @property
+    def n_live(self) -> int:
+        """Requests that are being answered."""
+        return len(self._live)
+
+    def drain(self) -> None:
+        """Take no new work; what has arrived in full goes on. Idempotent."""
+        self.draining = True
+        for exchange in self._live:
+            exchange.stop_reading()
 
     async def _answer(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method
@@ -92,10 +103,15 @@ class App:
             await read(self, exchange)
 
     async def _act(self, exchange: Exchange, act: Act) -> None:
-        raw = await exchange.read_body(self._config.max_body_bytes, self._config.body_timeout)
+        try:
+            raw = await exchange.read_body(self._config.max_body_bytes, self._config.body_timeout)
+        except InvalidRequest as error:
+            if self.draining and error.status == 408:
+                raise InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503) from error
+            raise
         service = self.require_service()
         if self.draining:
-            raise InvalidRequest(None, "the server is stopping", code="stopping", status=503)
+            raise InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503)
 
         async def work() -> None:
             in_place = len(raw) < SMALL and exchange.path not in RENDERED
@@ -139,7 +155,7 @@ async def _live(app: App, exchange: Exchange) -> None:
 
 
 async def _ready(app: App, exchange: Exchange) -> None:
-    reason = "the server is stopping" if app.draining else None
+    reason = SERVER_STOPPING if app.draining else None
     if reason is None:
         reason = "the model is still loading" if app.service is None else app.service.why_not_ready()
     if reason is None:

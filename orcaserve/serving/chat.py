@@ -46,7 +46,8 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     exchange.name_ignored(check_fields(body, CHAT))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
-    ids = encode_messages(read_messages(body.get("messages")), service.template, service.tokenizer)
+    messages = read_messages(body.get("messages"))
+    ids = encode_messages(messages, service.template, service.tokenizer, service.facts.longest_request)
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
     try:

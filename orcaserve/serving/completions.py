@@ -40,7 +40,7 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
         raise InvalidRequest("n", f"n times the number of prompts must be at most {MAX_ALL_CHOICES}")
     given = max_tokens_field(body) is not None
     work = []
-    for ids in encode_prompts(prompts, service.tokenizer):
+    for ids in encode_prompts(prompts, service.tokenizer, service.facts.longest_request):
         most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
         work.append((ids, replace(params, max_tokens=most)))
     plan = service.plan(work)

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
 import signal
 import socket
 import sys
@@ -18,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from orcaserve.config import EngineConfig, ServingConfig
-from orcaserve.core.errors import ConfigError
+from orcaserve.core.errors import SERVER_STOPPING, ConfigError
 from orcaserve.process import name_process
 from orcaserve.serving.app import App
 from orcaserve.serving.http_protocol import HttpProtocol
@@ -100,11 +99,16 @@ class _Endpoint:
                 _log.error("the engine has ended (%s, exit code %d); the endpoint ends too", client.reason, code)
                 await self._drain(FAREWELL_SECONDS)
                 return 1
+            if self._app.n_live:
+                what = "stopping: %d requests have up to %d s to finish; a second signal stops at once"
+                _log.info(what, self._app.n_live, GRACE_SECONDS)
             await self._drain(GRACE_SECONDS)
-            return 0 if self._app.idle.is_set() else 1
+            if self._app.n_live:
+                _log.warning("%d requests were cut", self._app.n_live)
+            return 1 if self._app.n_live else 0
         finally:
             gone.cancel()
-            await client.close()  # open streams end with an error event
+            await client.close(SERVER_STOPPING)  # open streams end with an error event
             await self._drain(FAREWELL_SECONDS)
 
     async def _load(self) -> tuple[Any, Service]:
@@ -125,14 +129,14 @@ class _Endpoint:
 
     async def _drain(self, seconds: float) -> None:
         """Let running requests finish, `seconds` at most; a second signal ends the wait."""
-        self._app.draining = True
+        self._app.drain()
         waits = [asyncio.create_task(event.wait()) for event in (self._app.idle, self._stop_now)]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
     def _on_signal(self) -> None:
-        self._app.draining = True
+        self._app.drain()
         (self._stop_now if self._stop.is_set() else self._stop).set()
 
     def _announce(self, service: Service) -> None:
@@ -180,7 +184,7 @@ def _bound(serving: ServingConfig) -> Iterator[socket.socket]:
                 listener.bind(str(path))
                 listener.listen(BACKLOG)
             except OSError as error:
-                raise ConfigError("--uds", f"cannot listen on {path}: {os.strerror(error.errno or 0)}") from error
+                raise ConfigError("--uds", f"cannot listen on {path}: {error.strerror or error}") from error
             yield listener
         finally:
             listener.close()
@@ -201,7 +205,7 @@ def _bound(serving: ServingConfig) -> Iterator[socket.socket]:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 raise ConfigError("--port", f"{serving.host}:{serving.port} is in use; choose another port") from error
-            message = f"cannot listen on {serving.host}:{serving.port}: {os.strerror(error.errno or 0)}"
+            message = f"cannot listen on {serving.host}:{serving.port}: {error.strerror or error}"
             raise ConfigError("--host", message) from error
         yield listener
 

@@ -135,6 +135,7 @@ UNSUPPORTED: dict[str, _Harmless] = {
     "return_token_ids": _is_null_or_false,
     "use_beam_search": _is_null_or_false,
     "bad_words": _is_off,
+    "allowed_token_ids": lambda value: value is None,
     "truncate_prompt_tokens": lambda value: value is None,
     "chat_template": lambda value: value is None,
     "continue_final_message": _is_null_or_false,
@@ -150,7 +151,7 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[st
     for name, value in body.items():
         if name in UNSUPPORTED:
             if not UNSUPPORTED[name](value):
-                raise InvalidRequest(name, f"{name} is not supported with this value", code="unsupported_parameter")
+                raise InvalidRequest(name, f"{name} is not supported", code="unsupported_parameter")
         elif name == "best_of":
             _check_best_of(value, body.get("n"))
         elif name not in known:

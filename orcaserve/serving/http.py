@@ -54,6 +54,7 @@ class Exchange:
         self.started = False
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.ignored: list[str] = []
+        self._reading: asyncio.Timeout | None = None
         self._receive = receive
         self._send = send
         self._unread = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (
@@ -92,7 +93,7 @@ class Exchange:
         parts: list[bytes] = []
         size = 0
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as self._reading:
                 while True:
                     message = await self._receive()
                     if message["type"] == "http.disconnect":
@@ -107,9 +108,16 @@ class Exchange:
         except TimeoutError as error:
             text = f"the body did not arrive within {seconds:g} seconds"
             raise InvalidRequest(None, text, code="request_timeout", status=408) from error
+        finally:
+            self._reading = None
         self._unread = False
         self.arrival = time.monotonic()
         return b"".join(parts)
+
+    def stop_reading(self) -> None:
+        """A body that is still arriving has run out of time."""
+        if self._reading is not None:
+            self._reading.reschedule(asyncio.get_running_loop().time())
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work`, or as much of it as gets done before the client leaves. Call after the body was read."""

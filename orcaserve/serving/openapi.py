@@ -7,7 +7,8 @@ from functools import cache
 from html import escape
 from typing import Any
 
-from orcaserve.serving.fields import CHAT, COMPLETION, Field, Schema
+from orcaserve.serving.fields import CHAT, COMPLETION, UNSUPPORTED, Field, Schema
+from orcaserve.serving.http import MAX_IGNORED_SHOWN
 from orcaserve.serving.prompts import ROLES
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE
 from orcaserve.version import __version__
@@ -76,7 +77,14 @@ def page() -> str:
         )
     reads = "".join(f"<li><code>GET {escape(path)}</code> {escape(text)}</li>" for path, (text, _) in _GETS.items())
     errors = "".join(f"<li>{code}: {escape(text)}</li>" for code, text in _ERRORS.items())
-    return _PAGE.format(version=escape(__version__), sections="".join(sections), reads=reads, errors=errors)
+    return _PAGE.format(
+        version=escape(__version__),
+        refused=", ".join(f"<code>{name}</code>" for name in UNSUPPORTED),
+        shown=MAX_IGNORED_SHOWN,
+        sections="".join(sections),
+        reads=reads,
+        errors=errors,
+    )
 
 
 def _post(path: str, summary: str, answer: str, fields: Mapping[str, Field], required: tuple[str, ...]) -> Schema:
@@ -165,7 +173,8 @@ table{{border-collapse:collapse;width:100%}}td,th{{text-align:left;padding:.2rem
 h2{{margin-top:2rem}}</style>
 <h1>OrcaServe API {version}</h1>
 <p>OpenAI-compatible. The same, for programs: <a href="openapi.json">openapi.json</a>. Fields marked * are required;
-null means absent; fields not listed have no effect and are named in the header
+null means absent. Fields of OpenAI's and vLLM's APIs that would change the answer and are not served get a 400:
+{refused}. Any other field has no effect; the first {shown} with plain names are named in the header
 <code>x-orcaserve-ignored-fields</code>.</p>
 {sections}<h2>Also</h2><ul>{reads}</ul><h2>Errors</h2><p>Always
 <code>{{"error": {{"message", "type", "param", "code"}}}}</code>.</p><ul>{errors}</ul></html>"""

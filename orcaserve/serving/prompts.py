@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.errors import CannotFit, InvalidRequest
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.tokenizer import Tokenizer
 
@@ -34,14 +34,15 @@ def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
     raise InvalidRequest("prompt", message, code="invalid_type")
 
 
-def encode_prompts(prompts: list[str | list[int]], tokenizer: Tokenizer) -> list[list[int]]:
+def encode_prompts(prompts: list[str | list[int]], tokenizer: Tokenizer, most_tokens: int) -> list[list[int]]:
     """Ids of each prompt, at least one. May take long: call it on a thread.
 
-    Raises InvalidRequest for an empty prompt if the model has no start token.
+    Raises CannotFit for a text that is certainly longer than most_tokens, and InvalidRequest for an empty prompt if the
+    model has no start token.
     """
     encoded = []
     for prompt in prompts:
-        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = encode_text("prompt", prompt, tokenizer, most_tokens) if isinstance(prompt, str) else prompt
         if not ids:
             if tokenizer.bos_id is None:
                 raise InvalidRequest("prompt", "prompt is empty, and this model has no token to start from")
@@ -60,15 +61,31 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def encode_messages(
-    messages: list[dict[str, Any]], template: ChatTemplate | None, tokenizer: Tokenizer, generation_prompt: bool = True
+    messages: list[dict[str, Any]],
+    template: ChatTemplate | None,
+    tokenizer: Tokenizer,
+    most_tokens: int,
+    generation_prompt: bool = True,
 ) -> list[int]:
-    """Ids of the rendered conversation. May take long: call it on a thread."""
+    """Ids of the rendered conversation. May take long: call it on a thread. Raises as encode_prompts."""
     if template is None:
         raise InvalidRequest("messages", "this model has no chat template: use /v1/completions", "no_chat_template")
-    ids = tokenizer.encode_chat(template.render(messages, add_generation_prompt=generation_prompt))
+    text = template.render(messages, add_generation_prompt=generation_prompt)
+    ids = encode_text("messages", text, tokenizer, most_tokens, add_special_tokens=False)
     if not ids:
         raise InvalidRequest("messages", "the chat template renders these messages to nothing")
     return ids
+
+
+def encode_text(
+    field: str, text: str, tokenizer: Tokenizer, most_tokens: int, add_special_tokens: bool = True
+) -> list[int]:
+    """Encoding takes a hundred times the text's memory: a text that is certainly too long is refused before."""
+    limit = most_tokens * tokenizer.longest_token
+    if len(text) > limit:
+        message = f"the text has {len(text)} characters, but {most_tokens} tokens hold {limit} at most"
+        raise CannotFit(field, message)
+    return tokenizer.encode(text, add_special_tokens)
 
 
 def _message(item: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from orcaserve.core import (
     SamplingParams,
     fan_out,
 )
-from orcaserve.core.errors import ENGINE_LOST
+from orcaserve.core.errors import ENGINE_LOST, SERVER_STOPPING
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.fields import MAX_WORK
 from orcaserve.serving.metrics import Metrics
@@ -209,4 +209,6 @@ def new_id(prefix: str) -> str:
 
 def as_invalid(error: EngineError, admitted: bool) -> InvalidRequest:
     """A failure of the engine as an answer: 503 if the request had not begun, so that a client may try again."""
+    if str(error) == SERVER_STOPPING:
+        return InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503)
     return InvalidRequest(None, str(error), code="engine_error", status=500 if admitted else 503)

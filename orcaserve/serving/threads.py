@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -12,7 +14,9 @@ from orcaserve.core.errors import InvalidRequest
 
 N_THREADS = 2
 MAX_WAITING_BYTES = 64 * 2**20  # of request bodies whose work waits or runs
+LARGE = 2**18  # bytes of a body whose work takes much memory
 T = TypeVar("T")
+_libc = ctypes.CDLL(None)
 
 
 class Threads:
@@ -34,7 +38,7 @@ class Threads:
         try:
             await self._free.acquire()
             loop = asyncio.get_running_loop()
-            running = self._pool.submit(work)
+            running = self._pool.submit(work if n_bytes < LARGE else lambda: _then_trim(work))
             # A thread is free again when its work is done, not when its caller has left.
             running.add_done_callback(lambda _: _call_soon(loop, self._free.release))
             return await asyncio.wrap_future(running)
@@ -43,6 +47,15 @@ class Threads:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _then_trim(work: Callable[[], T]) -> T:
+    """Give back the memory that a large body took: the allocator would keep it, once for every thread."""
+    try:
+        return work()
+    finally:
+        if sys.platform == "linux" and hasattr(_libc, "malloc_trim"):
+            _libc.malloc_trim(0)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

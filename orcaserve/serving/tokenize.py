@@ -9,7 +9,7 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import MAX_WORK, Field, check_fields, flag
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model
-from orcaserve.serving.prompts import encode_messages, read_messages
+from orcaserve.serving.prompts import encode_messages, encode_text, read_messages
 from orcaserve.serving.service import Service
 
 TOKENIZE: dict[str, Field] = {
@@ -29,12 +29,13 @@ DETOKENIZE: dict[str, Field] = {
 def tokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
     exchange.name_ignored(check_fields(body, TOKENIZE))
     _check_optional_model(body, service)
-    prompt = body.get("prompt")
+    prompt, most = body.get("prompt"), service.facts.context_length
     if body.get("messages") is not None:
         ask = flag(body, "add_generation_prompt", True)
-        ids = encode_messages(read_messages(body["messages"]), service.template, service.tokenizer, ask)
+        messages = read_messages(body["messages"])
+        ids = encode_messages(messages, service.template, service.tokenizer, most, ask)
     elif isinstance(prompt, str):
-        ids = service.tokenizer.encode(prompt, flag(body, "add_special_tokens", True))
+        ids = encode_text("prompt", prompt, service.tokenizer, most, flag(body, "add_special_tokens", True))
     else:
         raise InvalidRequest("prompt", "give prompt as a string, or messages", code="invalid_type")
     if len(ids) > MAX_WORK:

@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from orcaserve.core.errors import CheckpointError, UnsupportedModel
+from orcaserve.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
 from orcaserve.serving.detokenizer import Detokenizer, spelling_of
 
 # Above this many characters the interpreter lock is released while the text is encoded (that path costs more per call).
@@ -43,6 +43,8 @@ class Tokenizer:
         bos = self.special_tokens.get("bos_token")
         self.bos_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        # Characters that one token stands for, at most: spelled-out bytes and marks only make a token's name longer.
+        self.longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._spelling = spelling_of(backend, self.special_ids)
@@ -63,10 +65,13 @@ class Tokenizer:
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, as transformers' tokenizer gives them. Special tokens written in the text are recognised."""
-        if len(text) < LONG_TEXT:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
-        else:
-            ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        try:
+            if len(text) < LONG_TEXT:
+                ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            else:
+                ids = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        except TypeError as error:  # half of a surrogate pair: not text that UTF-8 can write
+            raise InvalidRequest("prompt", "the text is not valid Unicode") from error
         return ids
 
     def encode_chat(self, rendered: str) -> list[int]:

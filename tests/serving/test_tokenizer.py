@@ -11,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from orcaserve.core import CheckpointError, UnsupportedModel
+from orcaserve.core import CheckpointError, InvalidRequest, UnsupportedModel
 from orcaserve.serving.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_metadata
 from orcaserve.serving.tokenizer import Tokenizer
 
@@ -184,3 +184,9 @@ def test_default_model_ids_equal_transformers(
     ids = hf.encode(sample_text)
     assert default_tokenizer.encode(sample_text) == ids
     assert default_tokenizer.decode(ids) == hf.decode(ids, skip_special_tokens=True)
+
+
+def test_half_a_surrogate_pair_is_no_text(default_tokenizer: Tokenizer) -> None:
+    for text in ("a\ud83e", "a" * 5000 + "\udc80"):
+        with pytest.raises(InvalidRequest, match="not valid Unicode"):
+            default_tokenizer.encode(text)

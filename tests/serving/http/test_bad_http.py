@@ -262,7 +262,7 @@ def test_an_answer_before_the_end_of_the_body_is_the_last(
     answer = server.send_raw(f"{method} {path} HTTP/1.1\r\nhost: x\r\n{header}\r\n{length}\r\n\r\n5\r\nhe".encode())
     assert answer.startswith(b"HTTP/1.1 %d" % status) and b"connection: close" in answer
     assert time.monotonic() - start < 2
-    server.wait_until(lambda: server.app._n_live == 0)
+    server.wait_until(lambda: server.app.n_live == 0)
 
 
 def test_blank_lines_do_not_hold_a_connection(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -494,7 +494,7 @@ def test_b37_a_client_that_never_reads_is_dropped(wordy: Any, case: str) -> None
             raw.shutdown(socket.SHUT_WR)
         took = server.wait_until(lambda: len(connections) == others, 10)
         assert took < 4  # not when the connection has been idle for long
-    server.wait_until(lambda: server.app._n_live == 0 and server.engine.n_open == 0)
+    server.wait_until(lambda: server.app.n_live == 0 and server.engine.n_open == 0)
 
 
 def test_a_client_that_reads_slowly_is_not_dropped(wordy: Any) -> None:

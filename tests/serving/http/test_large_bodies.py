@@ -113,9 +113,10 @@ class Held:
 
 
 @pytest.fixture
-def held(large: Any) -> Iterator[Held]:
+def held(large: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
     """Reading a body that leaves the event loop takes until `free` is set; `begun` has those that were."""
     held, encode = Held(), large.tokenizer.encode
+    monkeypatch.setattr(large.tokenizer, "longest_token", 10**6)  # no text is too long to be encoded
 
     def slow(text: str, special: bool = True) -> list[int]:
         if len(text) > 4096:
@@ -128,7 +129,7 @@ def held(large: Any) -> Iterator[Held]:
     yield held
     held.free.set()
     large.tokenizer.encode = encode
-    large.wait_until(lambda: large.app._n_live == 0)
+    large.wait_until(lambda: large.app.n_live == 0)
     large.check_well()
 
 
@@ -139,7 +140,7 @@ def test_nothing_is_done_for_clients_that_have_left(large: Any, held: Held) -> N
         with large.connection() as raw:
             raw.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
             large.wait_until(lambda: large.app._threads._waiting_bytes > 0)
-        large.wait_until(lambda: large.app._n_live == 0)
+        large.wait_until(lambda: large.app.n_live == 0)
     assert large.complete(prompt="the").status_code == 200  # what is small does not wait
     held.free.set()
     assert large.complete(prompt="x" * 5001).status_code == 200
@@ -157,3 +158,22 @@ def test_what_waits_for_the_threads_is_bounded(large: Any, held: Held, monkeypat
     for answer in answers:
         if answer.status_code == 503:
             assert answer.headers["retry-after"] and answer.json()["error"]["code"] == "overloaded"
+
+
+def test_a_text_that_cannot_fit_is_not_encoded(large: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding takes a hundred times the text's memory, and what cannot fit is refused anyway."""
+    monkeypatch.setattr(large.tokenizer, "encode", lambda *_: pytest.fail("it was encoded"))
+    limit = large.app.service.facts.longest_request * large.tokenizer.longest_token
+    asks = {
+        "/v1/completions": ("prompt", {"prompt": "x" * (limit + 1)}),
+        "/tokenize": (
+            "prompt",
+            {"prompt": "x" * (large.app.service.facts.context_length * large.tokenizer.longest_token + 1)},
+        ),
+        "/v1/chat/completions": ("messages", {"messages": [{"role": "user", "content": "x" * (limit + 1)}]}),
+    }
+    for path, (param, fields) in asks.items():
+        answer = large.post(path, json.dumps({"model": "tiny", **fields}).encode())
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
