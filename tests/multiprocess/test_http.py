@@ -203,6 +203,18 @@ def test_b18_tiny_temperatures_are_greedy(serve: Serve) -> None:
         assert serve.text(temperature=temperature, max_tokens=8) == serve.known  # type: ignore[attr-defined]
 
 
+def test_b18_tiny_temperatures_are_greedy_in_bfloat16(served_model: Path) -> None:
+    flags = ("--port", "0", "--n-slots", "1024", "-t", "1", "--dtype", "bfloat16", "--kv-cache-dtype", "bfloat16")
+    serve = Serve(str(served_model), *flags)
+    greedy = serve.text(temperature=0, max_tokens=7)
+    for temperature in (1e-4, 1e-5, 1e-6, 1e-7, 1e-38, 5e-324, -0.0):
+        assert serve.text(temperature=temperature, max_tokens=7) == greedy
+    for temperature in (2.01, -1):
+        assert serve.post("/v1/completions", prompt="ab", temperature=temperature).status_code == 400
+    assert serve.text(temperature=2, seed=1, max_tokens=7) == serve.text(temperature=2, seed=1, max_tokens=7)
+    assert serve.stop() == 0
+
+
 def test_b22_bias_removes_and_selects(serve: Serve) -> None:
     token = BYTES + serve.text(max_tokens=1).encode()[0]
     assert serve.text(max_tokens=1, logit_bias={str(token): -100}) != serve.text(max_tokens=1)
