@@ -49,7 +49,6 @@ class ModelSpec:
     eos_ids: ids that end a text by default.
     """
 
-    family: str
     vocab_size: int
     context_length: int
     hidden_size: int

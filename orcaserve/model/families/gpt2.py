@@ -17,7 +17,6 @@ def _spec(settings: Settings) -> ModelSpec:
     settings.refuse("add_cross_attention", False)
     settings.refuse("scale_attn_by_inverse_layer_idx", False)
     return ModelSpec(
-        family="gpt2",
         vocab_size=settings.size("vocab_size"),
         context_length=settings.size("n_positions"),
         hidden_size=hidden,

@@ -21,7 +21,6 @@ def _spec(settings: Settings) -> ModelSpec:
     rope = rope_spec(settings, head_dim, trained_length)
     bias = settings.flag("attention_bias", False)
     return ModelSpec(
-        family="llama",
         vocab_size=settings.size("vocab_size"),
         context_length=_context_length(settings, kind, rope),
         hidden_size=hidden,
