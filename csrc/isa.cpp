@@ -3,54 +3,51 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "cpu.h"
+
 namespace orcaserve {
 
-namespace plain {
-extern const Kernels kernels;
-}
+#define ORCASERVE_SET(isa) \
+  namespace isa {          \
+  extern const KernelTable kernels; \
+  }
+ORCASERVE_SET(plain)
 #if defined(__x86_64__)
-namespace avx2 {
-extern const Kernels kernels;
-}
-namespace avx512 {
-extern const Kernels kernels;
-}
+ORCASERVE_SET(avx2)
+ORCASERVE_SET(avxvnni)
+ORCASERVE_SET(avx512)
+ORCASERVE_SET(avx512vnni)
+ORCASERVE_SET(amx)
 #endif
 
 namespace {
 
-bool always() { return true; }
-
 struct Candidate {
-  const Kernels* kernels;
+  const KernelTable* kernels;
   bool (*supported)();
 };
 
-#if defined(__x86_64__)
-// These ask the processor and the operating system, which must save the wide registers.
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-
-bool has_avx512() {
-  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
 const Candidate kCandidates[] = {
-    {&plain::kernels, always}, {&avx2::kernels, has_avx2}, {&avx512::kernels, has_avx512}};
-#else
-const Candidate kCandidates[] = {{&plain::kernels, always}};
+    {&plain::kernels, [] { return true; }},
+#if defined(__x86_64__)
+    {&avx2::kernels, cpu::has_avx2},
+    {&avxvnni::kernels, cpu::has_avxvnni},
+    {&avx512::kernels, cpu::has_avx512},
+    {&avx512vnni::kernels, cpu::has_avx512vnni},
+    {&amx::kernels, cpu::has_amx},
 #endif
+};
 
-const Kernels* widest() {
-  const Kernels* best = nullptr;
+const KernelTable* widest() {
+  const KernelTable* best = nullptr;
   for (const Candidate& c : kCandidates)
     if (c.supported()) best = c.kernels;
   return best;
 }
 
-std::atomic<const Kernels*>& chosen() {
-  static std::atomic<const Kernels*> kernels{widest()};
-  return kernels;
+std::atomic<const KernelTable*>& chosen() {
+  static std::atomic<const KernelTable*> table{widest()};
+  return table;
 }
 
 }  // namespace
@@ -62,7 +59,7 @@ std::vector<std::string> available_isas() {
   return names;
 }
 
-const Kernels& kernels() { return *chosen().load(std::memory_order_acquire); }
+const KernelTable& kernels() { return *chosen().load(std::memory_order_acquire); }
 
 void set_isa(const std::string& name) {
   std::string known;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "attention.h"
+#include "kernels.h"
 
 namespace orcaserve {
 
@@ -12,7 +12,7 @@ namespace orcaserve {
 std::vector<std::string> available_isas();
 
 // The set in use: the widest available one until set_isa names another.
-const Kernels& kernels();
+const KernelTable& kernels();
 
 // Throws std::invalid_argument if the set is unknown or this machine lacks it.
 void set_isa(const std::string& name);

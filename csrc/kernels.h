@@ -1,0 +1,116 @@
+// The kernels of one instruction set: every function here is compiled once per set, into the namespace ORCASERVE_ISA.
+// `KernelTable` is how the rest of the program reaches them.
+#pragma once
+
+#include "model.h"
+#include "team.h"
+
+namespace orcaserve {
+
+// Activations on their way into a Linear: as floats, or as small integers with a scale per row and group of inputs.
+struct Operand {
+  // kFloat32, kBFloat16: rows of floats
+  const float* x;
+  int64_t stride;
+  // kInt8, kInt4: q[row][n_in_padded], value = q * scale, q in -127..127; sums[row][group] = sum of q over the group
+  int8_t* q;
+  int64_t q_stride;
+  float* scales;   // [row][n_groups]
+  int32_t* sums;   // [row][n_groups]
+  int n_groups;
+};
+
+constexpr int kTileRows = 32;  // most rows of one call of `multiply`
+
+// Everything a call of `attend` needs for one layer.
+struct AttentionCall {
+  int n_heads;
+  int n_kv_heads;
+  int head_dim;
+  float scale;
+  const Iteration* it;
+  // [n_tokens][(n_heads + 2 n_kv_heads) * head_dim]: q, k and v side by side; q and k are turned in place.
+  float* qkv;
+  float* out;  // [n_tokens][n_heads * head_dim]
+  int rope_dim;
+  const float* cos;  // [n_tokens][rope_dim / 2], with the amplitude in them; filled by rope_rows
+  const float* sin;
+  const KVRegion* kv;
+  int layer;
+  float* scratch;        // one piece per member
+  size_t scratch_floats; // of a piece
+  float* partial;        // shared: see attention_partial_floats
+};
+
+// Sampling: see sampling.h.
+struct SampleCall;
+
+struct KernelTable {
+  const char* isa;
+  void (*forward)(const Model&, const Iteration&, const KVRegion&, void* workspace, Team&);
+  size_t (*workspace_bytes)(const Model&, const Iteration&, const KVRegion&, int n_threads);
+  // One Linear on rows [n][n_in] -> [n][n_out]; for tests and benchmarks. workspace of linear_bytes.
+  void (*linear)(const Matrix&, const float* x, int n, float* y, void* workspace, Team&);
+  size_t (*linear_bytes)(const Matrix&, int n);
+  // Attention alone, of one layer; for tests and benchmarks. scratch and partial of the call are made by the caller.
+  void (*attend)(const AttentionCall&, Team&);
+  size_t (*attention_scratch_floats)(const Model&, const KVRegion&);
+  size_t (*attention_partial_floats)(const Model&, const Iteration&, const KVRegion&);
+  void (*sample)(const SampleCall&, Team&);
+};
+
+#ifdef ORCASERVE_ISA
+namespace ORCASERVE_ISA {
+
+// ---- linear_float.cpp, linear_int8.cpp, linear_int4.cpp ----
+// out[r][0..kPanel) = row `row + r` of x times the weights of `panel`, for n_rows <= kTileRows rows; without the bias.
+// out has a stride of kPanel and is 64-byte aligned. While it computes it may fetch `ahead` (w.panel_bytes bytes that are
+// needed next; null: nothing). Order of sums of an output: inputs (groups) from 0 upwards, whatever n_rows is.
+void multiply_float32(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out, const uint8_t* ahead);
+void multiply_bfloat16(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out, const uint8_t* ahead);
+void multiply_int8(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out, const uint8_t* ahead);
+void multiply_int4(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out, const uint8_t* ahead);
+
+// ---- rows.cpp ----
+// Row `row` of the embedding (and of other tables) as floats: out[width].
+void read_row(const Table& table, int64_t row, int width, float* out);
+void add_row(const Table& table, int64_t row, int width, float* out);
+// out[n] = norm of x[n].
+void normalise(Norm kind, float eps, const NormWeights& w, const float* x, int n, float* out);
+// Enters x [n_in] as row `row` of the operand of an int8 or int4 matrix.
+// int8: turns each kHadamard inputs by the Hadamard matrix H / 8 (H[i][j] = (-1)^popcount(i & j)), inputs beyond n_in being 0;
+// then q = x / scale to the nearest, scale = (largest |x| of the group) / 127. int4: the same without the turning, groups of 32.
+void quantise(const Matrix& w, const float* x, const Operand& to, int row);
+// What is done with a tile of results, [n_rows][kPanel] floats of stride kPanel, n_cols of them real. bias may be null.
+void store_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
+void add_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
+void activate_tile(Activation act, const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
+void gate_tile(Activation act, const float* gate, const float* up, int n_rows, int n_cols, const float* gate_bias,
+               const float* up_bias, float* y, int64_t y_stride);
+
+// ---- attention.cpp, attention_int8.cpp ----
+size_t attention_scratch_floats(const Model&, const KVRegion&);         // of one member
+size_t attention_partial_floats(const Model&, const Iteration&, const KVRegion&);  // of all together
+// The cosines and sines of rows first .. first + n of the iteration: cos, sin are [n_tokens][rope_dim / 2].
+void rope_rows(const Model&, const Iteration&, int first, int n, float* cos, float* sin);
+// Turns q and k by their positions, appends k and v to the pages, attends. Every member calls it with the same arguments and
+// its own number, right after a barrier; it takes its units from the team, and may use barriers inside. All results are
+// written when every member has returned (the caller puts a barrier behind it).
+void attend(const AttentionCall&, Team&, int member);
+void attend_alone(const AttentionCall&, Team&);
+
+// ---- forward.cpp ----
+void forward(const Model&, const Iteration&, const KVRegion&, void* workspace, Team&);
+size_t workspace_bytes(const Model&, const Iteration&, const KVRegion&, int n_threads);
+void linear(const Matrix&, const float* x, int n, float* y, void* workspace, Team&);
+size_t linear_bytes(const Matrix&, int n);
+
+// ---- sampling.cpp ----
+void sample(const SampleCall&, Team&);
+
+extern const KernelTable kernels;
+
+}  // namespace ORCASERVE_ISA
+#endif
+
+}  // namespace orcaserve

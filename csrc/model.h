@@ -1,0 +1,159 @@
+// What a call of the kernels is given: the model's packed weights, one iteration, and the K/V region. Plain data, shared by
+// the host and by every instruction set's code; no member functions, so that no code of one set can be linked in place of
+// another's.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace orcaserve {
+
+// ---- Weights -------------------------------------------------------------------------------------------------------
+
+// Outputs of a panel, in every format and for every instruction set: 3 vectors of AVX-512, 6 of AVX2. The last panel of a
+// matrix is filled up with zero weights.
+constexpr int kPanel = 48;
+
+// How a matrix is packed. A panel is contiguous, in the order in which a kernel reads it; all panels of a matrix have the
+// same size and follow each other.
+//
+// kFloat32   [n_in][kPanel] float
+// kBFloat16  [n_in / 2][kPanel][2] bfloat16: neighbouring inputs of an output side by side; n_in is filled up to an even number
+// kInt8      per group of `group` inputs: [group / 4][kPanel][4] uint8, then [kPanel] float scales.
+//            weight = (byte - 128) * scale, bytes 1..255; n_in is filled up to a multiple of `group`.
+//            The inputs were turned, 64 at a time, by a Hadamard matrix (kernels.h), and so are the activations: what is
+//            large in few channels becomes middling in 64, which eight bits hold well.
+// kInt4      per block of 32 inputs: [4][kPanel][4] uint8, then [kPanel] float16 scales, then [kPanel] float16 minima.
+//            Byte j of [i][output] holds input 4 i + j of the block in its low half and input 16 + 4 i + j in its high half;
+//            weight = nibble * scale + minimum. n_in is a multiple of 32.
+enum class Format : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
+
+constexpr int kHadamard = 64;  // inputs that one Hadamard matrix turns
+constexpr int kInt4Block = 32;
+
+// y = x W^T + bias, W of [n_out, n_in].
+struct Matrix {
+  Format format;
+  int n_out;
+  int n_in;
+  int n_in_padded;
+  int group;    // kInt8: inputs that share a scale, a multiple of kHadamard; kInt4: kInt4Block; else n_in_padded
+  int n_panels;
+  int64_t panel_bytes;
+  const uint8_t* panels;  // 64-byte aligned
+  const float* bias;      // [n_panels * kPanel], or null
+};
+
+enum class Norm : int { kRms = 0, kLayer = 1 };
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
+
+struct NormWeights {
+  const float* weight;  // [hidden]
+  const float* bias;    // [hidden], or null
+};
+
+struct Layer {
+  NormWeights attention_norm;
+  Matrix qkv;
+  Matrix out;
+  NormWeights mlp_norm;
+  Matrix up;  // gated: panel 2 i holds outputs of the gate, panel 2 i + 1 the same outputs of up
+  Matrix down;
+};
+
+// Rows as the checkpoint stores them: GGUF's block kinds stay packed.
+enum class RowFormat : int { kFloat32 = 0, kBFloat16 = 1, kQ8_0 = 2, kQ4_0 = 3, kQ4_1 = 4 };
+
+struct Table {
+  RowFormat format;
+  int64_t n_rows;
+  int64_t row_bytes;
+  const uint8_t* rows;
+};
+
+// A run of layers (all of them, or a pipeline stage's) of one shard: heads and intermediate are the shard's own.
+struct Model {
+  int hidden;
+  int n_heads;
+  int n_kv_heads;
+  int head_dim;
+  int intermediate;
+  int vocab;
+  Norm norm;
+  float norm_eps;
+  Activation activation;
+  bool gated;
+  float attention_scale;
+  int rope_dim;  // dimensions of a head that positions turn, 0 without rotary positions
+  float rope_amplitude;
+
+  bool first;        // has the embedding: takes token ids, else hidden states
+  bool last;         // has the head: gives logits, else hidden states
+  Table embedding;   // if first
+  Table positions;   // learned positions; rows null without
+  const Layer* layers;
+  int n_layers;
+  NormWeights norm_out;  // if last
+  Matrix head;           // if last
+};
+
+// ---- K/V -----------------------------------------------------------------------------------------------------------
+
+// kFloat32, kBFloat16: keys [pages][kv heads][head_dim][page_size], values [pages][kv heads][page_size][head_dim]
+// kInt8: keys   [pages][kv heads][head_dim / 4][page_size][4] uint8, key = (byte - 128) * scale of its token and head
+//        values [pages][kv heads][page_size / 4][head_dim][4] int8,  value = byte * scale of its token and head
+//        scales [pages][kv heads][page_size] float, of keys and of values
+// Keys lie dimension before token, so that one vector holds the same dimension(s) of consecutive tokens and a score needs no
+// sum across lanes. page_size is a multiple of 16 and head_dim of 4.
+enum class Storage : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2 };
+
+struct KVRegion {
+  Storage storage;
+  int page_size;
+  int64_t n_pages;
+  uint8_t* keys;    // of layer 0; layer i begins i * layer_bytes further on
+  uint8_t* values;
+  int64_t layer_bytes;   // of keys, and of values
+  float* key_scales;     // kInt8, else null
+  float* value_scales;
+  int64_t layer_scales;  // floats from one layer's scales to the next
+};
+
+// ---- One iteration -------------------------------------------------------------------------------------------------
+
+// A run of consecutive tokens of one request: with one K/V head (and a part of the keys) the unit of work of attention.
+struct Block {
+  int32_t request;
+  int32_t first;   // first token, counted within the request's part of this iteration
+  int32_t n;       // tokens
+};
+
+struct Iteration {
+  // Request r owns rows starts[r] .. starts[r + 1] of the flat tensors and has contexts[r] earlier tokens in its pages;
+  // table[r * table_width + i] is its i-th page.
+  int n_requests;
+  int n_tokens;
+  const int32_t* starts;
+  const int32_t* contexts;
+  const int32_t* table;
+  int64_t table_width;
+  const int32_t* request_of;  // [n_tokens]
+  const Block* blocks;        // all tokens, cut; blocks of one request follow each other from its last one to its first
+  int64_t n_blocks;
+  int max_context;            // most keys that any token of the iteration sees
+
+  const int32_t* token_ids;  // if the model is first
+  float* hidden;             // [n_tokens, hidden]: input if not first, output if not last; else scratch
+  int n_logits;              // if last: rows that logits are wanted of, usually the last one of every request
+  const int32_t* logit_rows; // [n_logits]
+  float* logits;             // [n_logits, vocab]
+
+  const float* frequencies;      // [sets][rope_dim / 2] radians per position
+  const int32_t* frequency_set;  // [n_requests], or null: all use set 0
+
+  // Sums x [n] over the shards of the layer, in place; null with one shard. Called by member 0 while the others wait.
+  void (*all_reduce)(void* context, float* x, int64_t n);
+  void* all_reduce_context;
+};
+
+}  // namespace orcaserve

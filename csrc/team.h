@@ -1,0 +1,51 @@
+// Team: the threads of the kernels, with a barrier and one dispenser of work for all of them.
+//
+// Work is handed out in small units by a shared counter, not cut into equal parts beforehand: a thread that the system takes
+// the core from keeps the others waiting for one unit, not for its whole part. Waiting threads spin for some microseconds,
+// about as long as a unit takes, and then sleep, so an idle team uses no processor time.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace orcaserve {
+
+class Team {
+ public:
+  // n_threads >= 1: the caller of run() and n_threads - 1 others, which start now and sleep.
+  explicit Team(int n_threads);
+  ~Team();
+  Team(const Team&) = delete;
+  Team& operator=(const Team&) = delete;
+
+  int size() const { return size_; }
+
+  // Runs work(context, member) on every member, the caller being member 0, and returns when all have returned. `work` must
+  // not throw. One caller at a time.
+  void run(void (*work)(void* context, int member), void* context);
+
+  // For use inside `work`, by every member alike. Waits until all have arrived; then the dispenser starts from 0 again.
+  void barrier();
+
+  // The next unit of work: 0, 1, 2, ... over all members since the last barrier (or since run began).
+  int64_t take();
+
+ private:
+  void serve(int member);
+  static void wait_while(const std::atomic<uint32_t>& value, uint32_t old);
+
+  const int size_;
+  std::vector<std::thread> threads_;
+  void (*work_)(void*, int) = nullptr;
+  void* context_ = nullptr;
+  bool over_ = false;
+  // Each on a cache line of its own.
+  alignas(64) std::atomic<uint32_t> round_{0};       // counts calls of run; the others sleep on it
+  alignas(64) std::atomic<uint32_t> generation_{0};  // counts barriers passed
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int64_t> next_unit_{0};
+};
+
+}  // namespace orcaserve
