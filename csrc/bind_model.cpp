@@ -1,0 +1,250 @@
+// Binding of NativeModel. Weights come as the arrays of orcaserve.native.packing.PackedMatrix and are kept alive here.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <exception>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "native_model.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using IntRows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using AnyArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
+
+void require(bool ok, const char* message) {
+  if (!ok) throw std::invalid_argument(message);
+}
+
+template <typename T>
+T get(nb::handle object, const char* name) {
+  return nb::cast<T>(object.attr(name));
+}
+
+// Reads Python objects and remembers the arrays that the result points into.
+class Reader {
+ public:
+  explicit Reader(nb::list& kept) : kept_(kept) {}
+
+  const float* floats(nb::handle array, size_t n) {
+    if (array.is_none()) return nullptr;
+    const auto a = nb::cast<Floats>(array);
+    require(a.size() == n, "a vector of weights has a wrong length");
+    kept_.append(array);
+    return a.data();
+  }
+
+  orcaserve::Matrix matrix(nb::handle packed) {
+    orcaserve::Matrix w{};
+    w.format = static_cast<orcaserve::Format>(get<int>(packed, "format"));
+    w.n_out = get<int>(packed, "n_out");
+    w.n_in = get<int>(packed, "n_in");
+    w.n_in_padded = get<int>(packed, "n_in_padded");
+    w.group = get<int>(packed, "group");
+    const auto panels = nb::cast<Bytes>(packed.attr("panels"));
+    w.n_panels = static_cast<int>(panels.shape(0));
+    w.panel_bytes = static_cast<int64_t>(panels.shape(1));
+    w.panels = panels.data();
+    w.bias = floats(packed.attr("bias"), static_cast<size_t>(w.n_panels) * orcaserve::kPanel);
+    kept_.append(packed);
+    return w;
+  }
+
+  // A pair (weight, bias or None).
+  orcaserve::NormWeights norm(nb::handle pair, size_t n) { return {floats(pair[0], n), floats(pair[1], n)}; }
+
+  // A pair (row format, bytes [rows, bytes of a row]), or None.
+  orcaserve::Table table(nb::handle pair) {
+    if (pair.is_none()) return {};
+    const auto rows = nb::cast<Bytes>(pair[1]);
+    kept_.append(pair[1]);
+    return {static_cast<orcaserve::RowFormat>(nb::cast<int>(pair[0])), static_cast<int64_t>(rows.shape(0)),
+            static_cast<int64_t>(rows.shape(1)), rows.data()};
+  }
+
+ private:
+  nb::list& kept_;
+};
+
+struct BoundModel {
+  nb::list kept;
+  std::optional<orcaserve::NativeModel> model;
+};
+
+// spec: an object with the sizes of orcaserve.native.model.Shape; layers: tuples (attention norm, qkv, out, MLP norm, up,
+// down); embedding and head: None where another worker has them.
+void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::handle positions, const nb::list& layers,
+                nb::handle norm, nb::handle head) {
+  new (self) BoundModel();
+  Reader read(self->kept);
+  orcaserve::Model m{};
+  m.hidden = get<int>(spec, "hidden");
+  m.n_heads = get<int>(spec, "n_heads");
+  m.n_kv_heads = get<int>(spec, "n_kv_heads");
+  m.head_dim = get<int>(spec, "head_dim");
+  m.intermediate = get<int>(spec, "intermediate");
+  m.vocab = get<int>(spec, "vocab");
+  m.norm = static_cast<orcaserve::Norm>(get<int>(spec, "norm"));
+  m.norm_eps = get<float>(spec, "norm_eps");
+  m.activation = static_cast<orcaserve::Activation>(get<int>(spec, "activation"));
+  m.gated = get<bool>(spec, "gated");
+  m.attention_scale = get<float>(spec, "attention_scale");
+  m.rope_dim = get<int>(spec, "rope_dim");
+  m.rope_amplitude = get<float>(spec, "rope_amplitude");
+  m.first = !embedding.is_none();
+  m.last = !head.is_none();
+  m.embedding = read.table(embedding);
+  m.positions = read.table(positions);
+  const auto hidden = static_cast<size_t>(m.hidden);
+  std::vector<orcaserve::Layer> built;
+  for (nb::handle layer : layers)
+    built.push_back({read.norm(layer[0], hidden), read.matrix(layer[1]), read.matrix(layer[2]),
+                     read.norm(layer[3], hidden), read.matrix(layer[4]), read.matrix(layer[5])});
+  if (m.last) {
+    m.norm_out = read.norm(norm, hidden);
+    m.head = read.matrix(head);
+  }
+  self->model.emplace(m, std::move(built));
+}
+
+struct BoundRegion {
+  nb::list kept;
+  orcaserve::KVRegion region{};
+};
+
+// keys, values: [layers, ...] of equal bytes; scales: float32 [layers, ...] for int8, else None.
+void make_region(BoundRegion* self, int storage, int page_size, int64_t n_pages, nb::handle keys, nb::handle values,
+                 nb::handle key_scales, nb::handle value_scales) {
+  new (self) BoundRegion();
+  const auto k = nb::cast<AnyArray>(keys), v = nb::cast<AnyArray>(values);
+  require(k.ndim() > 1 && k.shape(0) > 0 && k.nbytes() == v.nbytes() && k.shape(0) == v.shape(0),
+          "keys and values must be arrays [layers, ...] of the same size");
+  orcaserve::KVRegion& region = self->region;
+  region.storage = static_cast<orcaserve::Storage>(storage);
+  region.page_size = page_size;
+  region.n_pages = n_pages;
+  region.keys = static_cast<uint8_t*>(k.data());
+  region.values = static_cast<uint8_t*>(v.data());
+  region.layer_bytes = static_cast<int64_t>(k.nbytes() / k.shape(0));
+  for (nb::handle array : {keys, values, key_scales, value_scales}) self->kept.append(array);
+  if (key_scales.is_none() || value_scales.is_none()) return;
+  const auto ks = nb::cast<Floats>(key_scales), vs = nb::cast<Floats>(value_scales);
+  require(ks.size() == vs.size() && ks.size() % k.shape(0) == 0, "key and value scales must have the same size");
+  region.key_scales = const_cast<float*>(ks.data());
+  region.value_scales = const_cast<float*>(vs.data());
+  region.layer_scales = static_cast<int64_t>(ks.size() / k.shape(0));
+}
+
+// The region must have a part for every layer, of the model's sizes.
+void check_region(const BoundRegion& bound, const orcaserve::Model& m) {
+  const orcaserve::KVRegion& kv = bound.region;
+  const auto keys = nb::cast<AnyArray>(bound.kept[0]);
+  const int64_t slots = kv.n_pages * kv.page_size * m.n_kv_heads;
+  const int bytes = kv.storage == orcaserve::Storage::kFloat32 ? 4 : kv.storage == orcaserve::Storage::kBFloat16 ? 2 : 1;
+  require(static_cast<int>(keys.shape(0)) >= m.n_layers && kv.layer_bytes == slots * m.head_dim * bytes,
+          "the K/V region does not have the model's sizes");
+  require(!kv.key_scales || kv.layer_scales == slots, "the scales do not have the K/V region's sizes");
+}
+
+// A Python callable on its way through the kernels, which must not be thrown through: its first error waits here.
+struct AllReduce {
+  nb::callable function;
+  std::exception_ptr error;
+};
+
+void call_all_reduce(void* context, float* x, int64_t n) {
+  auto& reduce = *static_cast<AllReduce*>(context);
+  if (reduce.error) return;
+  nb::gil_scoped_acquire held;
+  try {
+    reduce.function(reinterpret_cast<uintptr_t>(x), n);
+  } catch (...) {
+    reduce.error = std::current_exception();
+  }
+}
+
+void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const Ints& starts, const Ints& contexts,
+         const IntRows& tables, std::optional<Ints> token_ids,
+         std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> hidden,
+         std::optional<Ints> logit_rows,
+         std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits,
+         std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> frequencies,
+         std::optional<Ints> frequency_set, std::optional<nb::callable> all_reduce) {
+  const orcaserve::Model& m = self.model->model();
+  const size_t n = contexts.size();
+  require(n > 0 && starts.size() == n + 1 && tables.shape(0) == n,
+          "starts, contexts and page tables disagree on the number of requests");
+  orcaserve::Iteration it{};
+  it.n_requests = static_cast<int>(n);
+  it.n_tokens = starts.data()[n];
+  it.starts = starts.data();
+  it.contexts = contexts.data();
+  it.table = tables.data();
+  it.table_width = static_cast<int64_t>(tables.shape(1));
+  const auto n_tokens = static_cast<size_t>(it.n_tokens < 0 ? 0 : it.n_tokens);
+  if (token_ids) {
+    require(token_ids->size() == n_tokens, "there must be as many token ids as the layout has rows");
+    it.token_ids = token_ids->data();
+  }
+  if (hidden) {
+    require(hidden->shape(0) == n_tokens && hidden->shape(1) == static_cast<size_t>(m.hidden),
+            "hidden states must be [tokens, hidden]");
+    it.hidden = hidden->data();
+  }
+  if (logits && logit_rows) {
+    require(logits->shape(0) == logit_rows->size() && logits->shape(1) == static_cast<size_t>(m.vocab),
+            "logits must be [rows wanted, vocabulary]");
+    it.n_logits = static_cast<int>(logit_rows->size());
+    it.logit_rows = logit_rows->data();
+    it.logits = logits->data();
+  }
+  if (frequencies) {
+    require(frequencies->shape(1) == static_cast<size_t>(m.rope_dim / 2), "frequencies must be [sets, rope_dim / 2]");
+    it.frequencies = frequencies->data();
+  }
+  if (frequency_set) {
+    require(frequencies && frequency_set->size() == n, "there must be one set of frequencies per request");
+    for (size_t r = 0; r < n; ++r)
+      require(frequency_set->data()[r] >= 0 && static_cast<size_t>(frequency_set->data()[r]) < frequencies->shape(0),
+              "a request names a set of frequencies that does not exist");
+    it.frequency_set = frequency_set->data();
+  }
+  AllReduce reduce{all_reduce.value_or(nb::callable()), nullptr};
+  if (all_reduce) {
+    it.all_reduce = call_all_reduce;
+    it.all_reduce_context = &reduce;
+  }
+  check_region(kv, m);
+  {
+    nb::gil_scoped_release released;
+    self.model->run(it, kv.region, team);
+  }
+  if (reduce.error) std::rethrow_exception(reduce.error);
+}
+
+}  // namespace
+
+void bind_model(nb::module_& m) {
+  nb::class_<BoundRegion>(m, "KVRegion")
+      .def("__init__", &make_region, "storage"_a, "page_size"_a, "n_pages"_a, "keys"_a, "values"_a,
+           "key_scales"_a.none(), "value_scales"_a.none());
+  nb::class_<BoundModel>(m, "Model")
+      .def("__init__", &make_model, "spec"_a, "embedding"_a.none(), "positions"_a.none(), "layers"_a, "norm"_a.none(),
+           "head"_a.none())
+      .def("run", &run, "team"_a, "kv"_a, "starts"_a.noconvert(), "contexts"_a.noconvert(), "page_tables"_a.noconvert(),
+           "token_ids"_a.noconvert().none(), "hidden"_a.noconvert().none(), "logit_rows"_a.noconvert().none(),
+           "logits"_a.noconvert().none(), "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(),
+           "all_reduce"_a.none() = nb::none());
+}

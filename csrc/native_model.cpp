@@ -1,0 +1,103 @@
+#include "native_model.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "blocks.h"
+#include "isa.h"
+#include "pack.h"
+
+namespace orcaserve {
+namespace {
+
+void require(bool ok, const std::string& message) {
+  if (!ok) throw std::invalid_argument(message);
+}
+
+void check_norm(const NormWeights& norm, Norm kind, const char* what) {
+  require(norm.weight != nullptr, std::string(what) + " has no weight");
+  require(kind == Norm::kLayer || norm.bias == nullptr, std::string(what) + " of kind RMS has a bias");
+}
+
+}  // namespace
+
+void check_matrix(const Matrix& w, const char* what, int n_out, int n_in, bool interleaved) {
+  const std::string name(what);
+  require(w.n_out == n_out && w.n_in == n_in,
+          name + " is [" + std::to_string(w.n_out) + ", " + std::to_string(w.n_in) + "], must be [" +
+              std::to_string(n_out) + ", " + std::to_string(n_in) + "]");
+  const int parts = interleaved ? 2 : 1;
+  require(w.n_panels == parts * ((n_out / parts + kPanel - 1) / kPanel), name + " has a wrong number of panels");
+  require(w.panel_bytes == panel_bytes(w.format, w.n_in_padded, w.group), name + " has panels of a wrong size");
+  require(reinterpret_cast<uintptr_t>(w.panels) % 64 == 0, name + " does not begin at a multiple of 64 bytes");
+}
+
+NativeModel::NativeModel(const Model& model, std::vector<Layer> layers) : model_(model), layers_(std::move(layers)) {
+  Model& m = model_;
+  m.layers = layers_.data();
+  m.n_layers = static_cast<int>(layers_.size());
+  require(m.hidden > 0 && m.head_dim > 0 && m.head_dim % 4 == 0, "head_dim must be a multiple of 4");
+  require(m.n_kv_heads > 0 && m.n_heads > 0 && m.n_heads % m.n_kv_heads == 0, "n_heads must be a multiple of n_kv_heads");
+  require(m.rope_dim >= 0 && m.rope_dim <= m.head_dim && m.rope_dim % 2 == 0, "rope_dim must be even and at most head_dim");
+  const int q = m.n_heads * m.head_dim, kv = m.n_kv_heads * m.head_dim;
+  for (const Layer& layer : layers_) {
+    check_norm(layer.attention_norm, m.norm, "attention_norm");
+    check_norm(layer.mlp_norm, m.norm, "mlp_norm");
+    check_matrix(layer.qkv, "qkv", q + 2 * kv, m.hidden);
+    check_matrix(layer.out, "out", m.hidden, q);
+    check_matrix(layer.up, "up", m.gated ? 2 * m.intermediate : m.intermediate, m.hidden, m.gated);
+    check_matrix(layer.down, "down", m.hidden, m.intermediate);
+  }
+  require(!m.first || m.embedding.rows != nullptr, "the first worker needs the embedding");
+  if (m.last) {
+    check_norm(m.norm_out, m.norm, "norm");
+    check_matrix(m.head, "head", m.vocab, m.hidden);
+  }
+}
+
+void NativeModel::check(const Iteration& it, const KVRegion& kv) const {
+  check_layout(it, kv);
+  if (model_.first) {
+    require(it.token_ids != nullptr, "the first worker needs token ids");
+    for (int i = 0; i < it.n_tokens; ++i)
+      require(it.token_ids[i] >= 0 && it.token_ids[i] < model_.embedding.n_rows,
+              "token id " + std::to_string(it.token_ids[i]) + " lies outside the embedding");
+  } else {
+    require(it.hidden != nullptr, "a later worker needs hidden states");
+  }
+  if (model_.positions.rows)
+    for (int r = 0; r < it.n_requests; ++r)
+      require(it.contexts[r] + it.starts[r + 1] - it.starts[r] <= model_.positions.n_rows,
+              "a request is longer than the table of positions");
+  require(model_.rope_dim == 0 || it.frequencies != nullptr, "rotary positions need frequencies");
+  if (model_.last) {
+    require(it.n_logits > 0 && it.logits != nullptr, "the last worker needs room for logits");
+    for (int i = 0; i < it.n_logits; ++i)
+      require(it.logit_rows[i] >= 0 && it.logit_rows[i] < it.n_tokens, "a row of logits lies outside the batch");
+  } else {
+    require(it.hidden != nullptr, "a worker that is not the last needs room for hidden states");
+  }
+  require(kv.storage != Storage::kInt8 || (kv.key_scales && kv.value_scales), "int8 K/V needs scales");
+}
+
+void NativeModel::run(Iteration it, const KVRegion& kv, Team& team) {
+  check(it, kv);
+  const std::vector<Block> blocks = cut_blocks(it.starts, it.contexts, it.n_requests, model_.n_heads / model_.n_kv_heads);
+  it.blocks = blocks.data();
+  it.n_blocks = static_cast<int64_t>(blocks.size());
+  request_of_.resize(static_cast<size_t>(it.n_tokens));
+  it.max_context = 0;
+  for (int r = 0; r < it.n_requests; ++r) {
+    std::fill(request_of_.begin() + it.starts[r], request_of_.begin() + it.starts[r + 1], r);
+    it.max_context = std::max(it.max_context, it.contexts[r] + it.starts[r + 1] - it.starts[r]);
+  }
+  it.request_of = request_of_.data();
+  if (!it.hidden)
+    it.hidden = static_cast<float*>(hidden_.reserve(sizeof(float) * static_cast<size_t>(it.n_tokens) * model_.hidden));
+  const KernelTable& table = kernels();
+  void* workspace = workspace_.reserve(table.workspace_bytes(model_, it, kv, team.size()));
+  table.forward(model_, it, kv, workspace, team);
+}
+
+}  // namespace orcaserve

@@ -1,0 +1,35 @@
+// NativeModel: a worker's packed layers, run one iteration at a time.
+#pragma once
+
+#include <vector>
+
+#include "buffer.h"
+#include "kernels.h"
+
+namespace orcaserve {
+
+class NativeModel {
+ public:
+  // The weights are borrowed and must outlive the model. `model.layers` is ignored: `layers` is taken instead. Throws
+  // std::invalid_argument if sizes disagree.
+  NativeModel(const Model& model, std::vector<Layer> layers);
+
+  const Model& model() const { return model_; }
+
+  // Runs the batch that `it` describes; fills in request_of, blocks, max_context and, where it is null, hidden. Throws
+  // std::invalid_argument for anything that would read or write elsewhere. Not thread-safe.
+  void run(Iteration it, const KVRegion& kv, Team& team);
+
+ private:
+  void check(const Iteration& it, const KVRegion& kv) const;
+
+  Model model_;
+  std::vector<Layer> layers_;
+  std::vector<int32_t> request_of_;
+  Buffer hidden_, workspace_;
+};
+
+// Throws std::invalid_argument naming `what` if the matrix is not [n_out, n_in] in a form the kernels can read.
+void check_matrix(const Matrix& w, const char* what, int n_out, int n_in, bool interleaved = false);
+
+}  // namespace orcaserve
