@@ -1,7 +1,11 @@
-// What the processor and the operating system (which must save the wide registers) offer.
+// What the processor and the operating system (which must save the wide registers) offer: one question per instruction set,
+// has_<set>(). A set that has the features of a narrower one says so by asking for it too.
 #pragma once
 
 namespace orcaserve::cpu {
+
+// Needs nothing beyond the architecture itself, so there is no machine that lacks every set.
+bool has_plain();
 
 #if defined(__x86_64__)
 bool has_avx2();        // with FMA and F16C

@@ -7,18 +7,16 @@
 
 namespace orcaserve {
 
-#define ORCASERVE_SET(isa) \
-  namespace isa {          \
+// instruction_sets.inc is written by the build: a line ORCASERVE_SET(<set>) for every set it has kernels for.
+#define ORCASERVE_SET(isa)          \
+  namespace isa {                   \
   extern const KernelTable kernels; \
+  }                                 \
+  namespace cpu {                   \
+  bool has_##isa();                 \
   }
-ORCASERVE_SET(plain)
-#if defined(__x86_64__)
-ORCASERVE_SET(avx2)
-ORCASERVE_SET(avxvnni)
-ORCASERVE_SET(avx512)
-ORCASERVE_SET(avx512vnni)
-ORCASERVE_SET(amx)
-#endif
+#include "instruction_sets.inc"
+#undef ORCASERVE_SET
 
 namespace {
 
@@ -28,14 +26,9 @@ struct Candidate {
 };
 
 const Candidate kCandidates[] = {
-    {&plain::kernels, [] { return true; }},
-#if defined(__x86_64__)
-    {&avx2::kernels, cpu::has_avx2},
-    {&avxvnni::kernels, cpu::has_avxvnni},
-    {&avx512::kernels, cpu::has_avx512},
-    {&avx512vnni::kernels, cpu::has_avx512vnni},
-    {&amx::kernels, cpu::has_amx},
-#endif
+#define ORCASERVE_SET(isa) {&isa::kernels, cpu::has_##isa},
+#include "instruction_sets.inc"
+#undef ORCASERVE_SET
 };
 
 const KernelTable* widest() {
