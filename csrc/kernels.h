@@ -29,8 +29,8 @@ struct AttentionCall {
   int head_dim;
   float scale;
   const Iteration* it;
-  // [n_tokens][(n_heads + 2 n_kv_heads) * head_dim]: q, k and v side by side; q and k are turned in place.
-  float* qkv;
+  // [n_tokens][(n_heads + 2 n_kv_heads) * head_dim]: q, k and v side by side, not yet turned by their positions.
+  const float* qkv;
   float* out;  // [n_tokens][n_heads * head_dim]
   int rope_dim;
   const float* cos;  // [n_tokens][rope_dim / 2], with the amplitude in them; filled by rope_rows
@@ -89,13 +89,13 @@ void gate_tile(Activation act, const float* gate, const float* up, int n_rows, i
                const float* up_bias, float* y, int64_t y_stride);
 
 // ---- attention.cpp, attention_int8.cpp ----
-size_t attention_scratch_floats(const Model&, const KVRegion&);         // of one member
-size_t attention_partial_floats(const Model&, const Iteration&, const KVRegion&);  // of all together
+size_t attention_scratch_floats(const Model&, const KVRegion&);                    // of one member
+size_t attention_partial_floats(const Model&, const Iteration&, const KVRegion&);  // of all together; kept between layers
 // The cosines and sines of rows first .. first + n of the iteration: cos, sin are [n_tokens][rope_dim / 2].
 void rope_rows(const Model&, const Iteration&, int first, int n, float* cos, float* sin);
 // Turns q and k by their positions, appends k and v to the pages, attends. Every member calls it with the same arguments and
 // its own number, right after a barrier; it takes its units from the team, and may use barriers inside. All results are
-// written when every member has returned (the caller puts a barrier behind it).
+// written when every member has returned (the caller puts a barrier behind it). The layers of an iteration come in order.
 void attend(const AttentionCall&, Team&, int member);
 void attend_alone(const AttentionCall&, Team&);
 

@@ -121,11 +121,16 @@ struct KVRegion {
 
 // ---- One iteration -------------------------------------------------------------------------------------------------
 
-// A run of consecutive tokens of one request: with one K/V head (and a part of the keys) the unit of work of attention.
+// A run of consecutive tokens of one request, with all keys they see or a part of them: together with one K/V head the unit
+// of work of attention. Made by cut_blocks (blocks.h).
 struct Block {
   int32_t request;
-  int32_t first;   // first token, counted within the request's part of this iteration
-  int32_t n;       // tokens
+  int32_t first;    // first token, counted within the request's part of this iteration
+  int32_t n;        // tokens
+  int32_t part;     // keys part * kPartKeys (attention.h) and on; -1: all keys, part after part
+  int32_t n_parts;  // the parts of these tokens, each a Block of its own, whose results are merged; 1 if part is -1
+  int32_t split;    // which of the runs of tokens that are in parts this is, counted from 0; 0 if part is -1
+  int64_t partial;  // rows of results of the parts of such runs before this one, for one K/V head
 };
 
 struct Iteration {
@@ -138,7 +143,7 @@ struct Iteration {
   const int32_t* table;
   int64_t table_width;
   const int32_t* request_of;  // [n_tokens]
-  const Block* blocks;        // all tokens, cut; blocks of one request follow each other from its last one to its first
+  const Block* blocks;        // all tokens, cut; those of requests with more than one run of tokens come first
   int64_t n_blocks;
   int max_context;            // most keys that any token of the iteration sees
 
