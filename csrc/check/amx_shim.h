@@ -1,0 +1,101 @@
+// The tile instructions of AMX in plain C++, under the compiler's names for them, so that the code that uses them can be
+// checked where there are none. Included after immintrin.h. What the manual calls an invalid operation ends the program.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+namespace software_tiles {
+
+struct Config {
+  uint8_t palette, start_row, reserved[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+static_assert(sizeof(Config) == 64);
+
+struct State {
+  Config config;
+  uint8_t tiles[8][16][64];
+};
+
+inline State& state() {
+  static thread_local State s{};
+  return s;
+}
+
+inline void must(bool ok, const char* what) {
+  if (ok) return;
+  std::fprintf(stderr, "AMX: %s\n", what);
+  std::abort();
+}
+
+inline void configure(const void* p) {
+  State& s = state();
+  std::memcpy(&s.config, p, sizeof s.config);
+  must(s.config.palette == 1 && s.config.start_row == 0, "palette 1, from row 0");
+  for (uint8_t byte : s.config.reserved) must(byte == 0, "reserved bytes are zero");
+  for (int tile = 0; tile < 16; ++tile) {
+    const int rows = s.config.rows[tile], bytes = s.config.row_bytes[tile];
+    must(tile < 8 ? rows <= 16 && bytes <= 64 && (rows == 0) == (bytes == 0) : rows == 0 && bytes == 0, "tile sizes");
+  }
+  std::memset(s.tiles, 0, sizeof s.tiles);
+}
+
+inline void release() { std::memset(&state(), 0, sizeof(State)); }
+
+inline void must_be_configured(int tile) { must(state().config.rows[tile] > 0, "a tile that is not configured"); }
+
+inline void zero(int tile) {
+  must_be_configured(tile);
+  std::memset(state().tiles[tile], 0, sizeof state().tiles[tile]);
+}
+
+inline void load(int tile, const void* base, int64_t stride) {
+  zero(tile);
+  State& s = state();
+  for (int row = 0; row < s.config.rows[tile]; ++row)
+    std::memcpy(s.tiles[tile][row], static_cast<const uint8_t*>(base) + row * stride, s.config.row_bytes[tile]);
+}
+
+inline void store(int tile, void* base, int64_t stride) {
+  must_be_configured(tile);
+  const State& s = state();
+  for (int row = 0; row < s.config.rows[tile]; ++row)
+    std::memcpy(static_cast<uint8_t*>(base) + row * stride, s.tiles[tile][row], s.config.row_bytes[tile]);
+}
+
+// TDPBSUD: sums += signed bytes of a times unsigned bytes of b, four at a time.
+inline void multiply_signed_unsigned(int sums, int a, int b) {
+  State& s = state();
+  for (int tile : {sums, a, b}) must_be_configured(tile);
+  must(sums != a && a != b && sums != b, "three different tiles");
+  must(s.config.rows[sums] == s.config.rows[a] && s.config.row_bytes[sums] == s.config.row_bytes[b] &&
+           s.config.row_bytes[a] == 4 * s.config.rows[b] && s.config.row_bytes[sums] % 4 == 0,
+       "tiles that fit each other");
+  for (int row = 0; row < s.config.rows[sums]; ++row)
+    for (int column = 0; column < s.config.row_bytes[sums] / 4; ++column) {
+      uint32_t sum;
+      std::memcpy(&sum, s.tiles[sums][row] + 4 * column, sizeof sum);
+      for (int i = 0; i < s.config.row_bytes[a]; ++i)
+        sum += static_cast<uint32_t>(static_cast<int8_t>(s.tiles[a][row][i]) * s.tiles[b][i / 4][4 * column + i % 4]);
+      std::memcpy(s.tiles[sums][row] + 4 * column, &sum, sizeof sum);
+    }
+}
+
+}  // namespace software_tiles
+}  // namespace
+
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbsud
+#define _tile_loadconfig(config) software_tiles::configure(config)
+#define _tile_release() software_tiles::release()
+#define _tile_zero(tile) software_tiles::zero(tile)
+#define _tile_loadd(tile, base, stride) software_tiles::load(tile, base, stride)
+#define _tile_stored(tile, base, stride) software_tiles::store(tile, base, stride)
+#define _tile_dpbsud(sums, a, b) software_tiles::multiply_signed_unsigned(sums, a, b)

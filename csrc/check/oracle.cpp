@@ -1,0 +1,163 @@
+#include "oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace orcaserve::check {
+namespace {
+
+double activate(Activation kind, double x) {
+  switch (kind) {
+    case Activation::kSilu:
+      return x / (1 + std::exp(-x));
+    case Activation::kGelu:
+      return x * 0.5 * (1 + std::erf(x / std::sqrt(2.0)));
+    case Activation::kGeluTanh:
+      return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+    case Activation::kRelu:
+      return std::max(x, 0.0);
+  }
+  throw std::invalid_argument("no such activation");
+}
+
+double to_bfloat16(double x) {
+  const float nearest = static_cast<float>(x);
+  uint32_t bits;
+  std::memcpy(&bits, &nearest, sizeof bits);
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000u;
+  float rounded;
+  std::memcpy(&rounded, &bits, sizeof rounded);
+  return rounded;
+}
+
+Doubles sum(Doubles x, const Doubles& y) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  return x;
+}
+
+}  // namespace
+
+void turn(Doubles& x, int n) {
+  x.resize(static_cast<size_t>(n));
+  for (int start = 0; start < n; start += kHadamard) {
+    double turned[kHadamard] = {};
+    for (int i = 0; i < kHadamard; ++i)
+      for (int j = 0; j < kHadamard; ++j)
+        turned[i] += (__builtin_popcount(static_cast<unsigned>(i & j)) % 2 ? -1 : 1) * x[static_cast<size_t>(start + j)] / 8;
+    std::copy(turned, turned + kHadamard, x.begin() + start);
+  }
+}
+
+void quantise(Doubles& x, int group) {
+  for (size_t start = 0; start < x.size(); start += static_cast<size_t>(group)) {
+    const auto begin = x.begin() + static_cast<std::ptrdiff_t>(start), end = begin + group;
+    double largest = 0;
+    for (auto i = begin; i != end; ++i) largest = std::max(largest, std::abs(*i));
+    if (largest == 0) continue;
+    const double scale = static_cast<float>(largest / 127);
+    for (auto i = begin; i != end; ++i) *i = std::nearbyint(*i / scale) * scale;
+  }
+}
+
+Doubles Dense::operator()(Doubles x) const {
+  if (format == Format::kInt8) turn(x, n_in_padded);
+  if (format == Format::kInt8 || format == Format::kInt4) quantise(x, group);
+  Doubles y(bias);
+  y.resize(static_cast<size_t>(n_out));
+  for (size_t out = 0; out < y.size(); ++out) {
+    const double* row = weight.data() + out * static_cast<size_t>(n_in_padded);
+    for (int i = 0; i < n_in_padded; ++i) y[out] += row[i] * x[static_cast<size_t>(i)];
+  }
+  return y;
+}
+
+Oracle::Oracle(const Model& model, Storage storage) : model_(model), storage_(storage), head_(model.head) {
+  for (int i = 0; i < model.n_layers; ++i) {
+    const Layer& layer = model.layers[i];
+    layers_.push_back({&layer, Dense(layer.qkv), Dense(layer.out), Dense(layer.up, model.gated), Dense(layer.down)});
+  }
+}
+
+Doubles Oracle::norm(const NormWeights& w, const Doubles& x) const {
+  const auto n = static_cast<double>(x.size());
+  double mean = 0, variance = 0;
+  if (model_.norm == Norm::kLayer)
+    for (double value : x) mean += value / n;
+  for (double value : x) variance += (value - mean) * (value - mean) / n;
+  Doubles y(x.size());
+  for (size_t i = 0; i < x.size(); ++i)
+    y[i] = (x[i] - mean) / std::sqrt(variance + double{model_.norm_eps}) * w.weight[i] + (w.bias ? w.bias[i] : 0.0f);
+  return y;
+}
+
+// Dimension i of a head pairs with i + rope_dim / 2.
+void Oracle::rotate(double* head, int position, const float* frequencies) const {
+  const int pairs = model_.rope_dim / 2;
+  for (int i = 0; i < pairs; ++i) {
+    const double angle = static_cast<float>(position) * frequencies[i];  // rounded as the kernels round it
+    const double cos = std::cos(angle) * model_.rope_amplitude, sin = std::sin(angle) * model_.rope_amplitude;
+    const double first = head[i], second = head[i + pairs];
+    head[i] = first * cos - second * sin;
+    head[i + pairs] = second * cos + first * sin;
+  }
+}
+
+// Keys or values of a token as the pages hold them.
+Doubles Oracle::stored(Doubles x, int head_dim) const {
+  if (storage_ == Storage::kInt8) quantise(x, head_dim);
+  if (storage_ == Storage::kBFloat16)
+    for (double& value : x) value = to_bfloat16(value);
+  return x;
+}
+
+Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values) const {
+  const int dim = model_.head_dim, group = model_.n_heads / model_.n_kv_heads;
+  Doubles out(static_cast<size_t>(model_.n_heads * dim));
+  for (int head = 0; head < model_.n_heads; ++head) {
+    const double* q = qkv.data() + head * dim;
+    const int from = head / group * dim;
+    Doubles scores;
+    for (const Doubles& key : keys) {
+      double score = 0;
+      for (int d = 0; d < dim; ++d) score += q[d] * key[static_cast<size_t>(from + d)];
+      scores.push_back(score * double{model_.attention_scale});
+    }
+    const double largest = *std::max_element(scores.begin(), scores.end());
+    double total = 0;
+    for (double& score : scores) total += score = std::exp(score - largest);
+    for (size_t t = 0; t < values.size(); ++t)
+      for (int d = 0; d < dim; ++d)
+        out[static_cast<size_t>(head * dim + d)] += scores[t] / total * values[t][static_cast<size_t>(from + d)];
+  }
+  return out;
+}
+
+Doubles Oracle::step(Remembered& request, int token, const float* frequencies) const {
+  const int dim = model_.head_dim, q = model_.n_heads * dim, kv = model_.n_kv_heads * dim;
+  request.keys.resize(layers_.size());
+  request.values.resize(layers_.size());
+  const int position = static_cast<int>(request.keys[0].size());
+  Doubles x = read_row(model_.embedding, token, model_.hidden);
+  if (model_.positions.rows) x = sum(x, read_row(model_.positions, position, model_.hidden));
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const DenseLayer& layer = layers_[i];
+    Doubles qkv = layer.qkv(norm(layer.layer->attention_norm, x));
+    for (int head = 0; head < model_.n_heads + model_.n_kv_heads; ++head)
+      rotate(qkv.data() + head * dim, position, frequencies);
+    const auto keys = qkv.begin() + q, values = keys + kv;
+    request.keys[i].push_back(stored(Doubles(keys, values), dim));
+    request.values[i].push_back(stored(Doubles(values, qkv.end()), dim));
+    x = sum(x, layer.out(attend(qkv, request.keys[i], request.values[i])));
+    Doubles wide = layer.up(norm(layer.layer->mlp_norm, x));
+    const auto width = static_cast<size_t>(model_.intermediate);
+    for (size_t j = 0; j < width; ++j)
+      wide[j] = activate(model_.activation, wide[j]) * (model_.gated ? wide[width + j] : 1.0);
+    wide.resize(width);
+    x = sum(x, layer.down(wide));
+  }
+  return head_(norm(model_.norm_out, x));
+}
+
+}  // namespace orcaserve::check

@@ -1,0 +1,64 @@
+// The oracle: what the kernels should compute, in plain loops and double precision, token by token.
+//
+// It reads the packed weights by the description in model.h and quantises activations, keys and values where the kernels do,
+// so that what differs is float rounding alone. That may move a quantised number to its neighbour now and then (see
+// `closeness` in compare.h).
+#pragma once
+
+#include <vector>
+
+#include "../model.h"
+
+namespace orcaserve::check {
+
+using Doubles = std::vector<double>;
+
+// A matrix unpacked: weight [n_out][n_in_padded], of turned inputs for kInt8; outputs in their own order.
+struct Dense {
+  Format format;
+  int n_out, n_in, n_in_padded, group;
+  Doubles weight;
+  Doubles bias;  // empty without
+
+  // interleaved: panels of gate and up take turns; the result holds the gate's outputs first, then up's.
+  explicit Dense(const Matrix& packed, bool interleaved = false);
+
+  Doubles operator()(Doubles x) const;
+};
+
+// Multiplies each 64 numbers by the Hadamard matrix H / 8, after filling up with zeros to n.
+void turn(Doubles& x, int n);
+// Replaces each `group` numbers by the nearest multiples of (the largest of them) / 127.
+void quantise(Doubles& x, int group);
+Doubles read_row(const Table& table, int64_t row, int width);
+
+// One request: what attention remembers of it. keys and values: [layer][token][kv heads * head_dim].
+struct Remembered {
+  std::vector<std::vector<Doubles>> keys, values;
+};
+
+class Oracle {
+ public:
+  Oracle(const Model& model, Storage storage);
+
+  // The next token of a request, turned by `frequencies` [rope_dim / 2]; returns its logits.
+  Doubles step(Remembered& request, int token, const float* frequencies) const;
+
+ private:
+  struct DenseLayer {
+    const Layer* layer;
+    Dense qkv, out, up, down;
+  };
+
+  Doubles norm(const NormWeights& w, const Doubles& x) const;
+  Doubles attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values) const;
+  void rotate(double* head, int position, const float* frequencies) const;
+  Doubles stored(Doubles x, int head_dim) const;
+
+  Model model_;
+  Storage storage_;
+  std::vector<DenseLayer> layers_;
+  Dense head_;
+};
+
+}  // namespace orcaserve::check
