@@ -83,7 +83,8 @@ void NativeModel::check(const Iteration& it, const KVRegion& kv) const {
 
 void NativeModel::run(Iteration it, const KVRegion& kv, Team& team) {
   check(it, kv);
-  const std::vector<Block> blocks = cut_blocks(it.starts, it.contexts, it.n_requests, model_.n_heads / model_.n_kv_heads);
+  const std::vector<Block> blocks =
+      cut_blocks(it.starts, it.contexts, it.n_requests, model_.n_heads / model_.n_kv_heads, model_.n_kv_heads, team.size());
   it.blocks = blocks.data();
   it.n_blocks = static_cast<int64_t>(blocks.size());
   request_of_.resize(static_cast<size_t>(it.n_tokens));
