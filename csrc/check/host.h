@@ -1,0 +1,47 @@
+// What the host keeps for the kernels: a K/V region, the pages of requests, and the layout of an iteration.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "../native_model.h"
+#include "array.h"
+
+namespace orcaserve::check {
+
+// Tokens of a request that go through the model together: its prompt, a chunk of it, or the token that came last.
+struct Piece {
+  int request;
+  std::vector<int> tokens;
+};
+using Batch = std::vector<Piece>;
+
+// Logits of the last row of every request of an iteration.
+using Logits = std::vector<Array<float>>;
+
+class Host {
+ public:
+  Host(const Model& model, Storage storage, int n_pages);
+
+  // One iteration through consecutive runs of layers (or the one of all), each of which sees its own layers of the region.
+  // frequencies: [2][rope_dim / 2]; a request takes the set (its number % 2).
+  Logits run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch, const Array<float>& frequencies);
+
+ private:
+  struct Request {
+    int n_tokens = 0;
+    std::vector<int32_t> pages;
+  };
+
+  KVRegion from_layer(int layer) const;
+
+  int vocab_, hidden_;
+  Array<uint8_t> keys_, values_;
+  Array<float> key_scales_, value_scales_;
+  KVRegion region_;
+  std::vector<int32_t> free_pages_;
+  std::map<int, Request> requests_;
+};
+
+}  // namespace orcaserve::check
