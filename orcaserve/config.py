@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from orcaserve.core.errors import ConfigError
 
-DType = Literal["float32", "bfloat16"]
-DTYPES: tuple[DType, ...] = ("float32", "bfloat16")
+DType = Literal["auto", "float32", "bfloat16"]
+Quantization = Literal["auto", "none", "int8", "int4"]
+KVDType = Literal["auto", "float32", "bfloat16", "int8"]
+DTYPES: tuple[str, ...] = get_args(DType)
+QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
+KV_DTYPES: tuple[str, ...] = get_args(KVDType)
+DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 PAGE_SIZE = 16  # slots the K/V manager hands out together
 
 
@@ -18,19 +24,25 @@ PAGE_SIZE = 16  # slots the K/V manager hands out together
 class ModelConfig:
     """Which model, and how its weights are held.
 
-    path: a GGUF file or a checkpoint folder, already on this machine.
+    path: a GGUF file, a checkpoint folder, or what `orcaserve models convert` wrote; already on this machine.
+    dtype, quantization: see orcaserve/native/precision.py for what `auto` takes.
+    device: cpu; cuda or cuda:N (PyTorch); reference (PyTorch on the CPU: slow, what the kernels are tested against).
     max_model_len: most tokens of one request; None = what the model was trained for.
     """
 
     path: Path
     name: str
-    dtype: DType = "float32"
+    dtype: DType = "auto"
+    quantization: Quantization = "auto"
     device: str = "cpu"
     max_model_len: int | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
         _check_choice("--dtype", self.dtype, DTYPES)
+        _check_choice("--quantization", self.quantization, QUANTIZATIONS)
+        if not isinstance(self.device, str) or not DEVICES.fullmatch(self.device):
+            raise ConfigError("--device", "must be cpu, cuda, cuda:N or reference")
         if self.max_model_len is not None:
             _check_at_least("--max-model-len", self.max_model_len, 2)
         if self.threads is not None:
@@ -43,11 +55,11 @@ class KVConfig:
 
     n_slots: int | None = None
     memory_bytes: int | None = None
-    dtype: DType = "float32"
+    dtype: KVDType = "auto"
     page_size: int = PAGE_SIZE
 
     def __post_init__(self) -> None:
-        _check_choice("--kv-cache-dtype", self.dtype, DTYPES)
+        _check_choice("--kv-cache-dtype", self.dtype, KV_DTYPES)
         _check_at_least("page_size", self.page_size, 1)
         if self.n_slots is not None and self.memory_bytes is not None:
             raise ConfigError("--n-slots", "give --n-slots or --kv-cache-memory-bytes, not both")

@@ -22,7 +22,7 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from orcaserve.checkpoint.locate import locate_model, model_name
-from orcaserve.config import DType, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from orcaserve.config import DType, EngineConfig, KVConfig, KVDType, ModelConfig, Quantization, SchedulerConfig
 from orcaserve.core import EngineError, InvalidRequest, IterationReport, Progress, Request, SamplingParams, fan_out
 from orcaserve.engine.host import EngineHost
 from orcaserve.serving.chat_template import ChatTemplate
@@ -80,6 +80,8 @@ class LLM:
     """A loaded model. One call at a time; close it, or use `with`.
 
     model: None = the default model; a GGUF file or checkpoint folder; or a hub name.
+    dtype, quantization, kv_cache_dtype: how weights and K/V are held; `auto` never makes a full-precision file coarser.
+    device: cpu; cuda, cuda:N; or reference, the readable PyTorch path on the CPU.
     max_num_seqs: the paper's max_bs; n_slots / kv_cache_memory_bytes: size of the K/V region.
     Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
     """
@@ -88,8 +90,10 @@ class LLM:
         self,
         model: str | Path | None = None,
         *,
-        dtype: DType = "float32",
-        kv_cache_dtype: DType = "float32",
+        dtype: DType = "auto",
+        quantization: Quantization = "auto",
+        kv_cache_dtype: KVDType = "auto",
+        device: str = "cpu",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         n_slots: int | None = None,
@@ -97,9 +101,10 @@ class LLM:
         threads: int | None = None,
     ) -> None:
         name = None if model is None else str(model)
+        path = locate_model(name)
         self._open(
             EngineConfig(
-                ModelConfig(locate_model(name), model_name(name), dtype, max_model_len=max_model_len, threads=threads),
+                ModelConfig(path, model_name(name), dtype, quantization, device, max_model_len, threads),
                 KVConfig(n_slots, kv_cache_memory_bytes, kv_cache_dtype),
                 SchedulerConfig(max_num_seqs),
             )

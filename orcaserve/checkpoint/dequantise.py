@@ -37,6 +37,17 @@ def dequantise(kind: str, stored: Bytes, out: Floats) -> None:
         _by_library(kind, stored, out)
 
 
+def is_finite(kind: str, stored: Bytes) -> bool:
+    """Whether all numbers stored in `stored` are finite: F32, BF16, and the block kinds below. KeyError for others."""
+    if kind == "F32":
+        return bool(np.isfinite(stored.view("<f4")).all())
+    if kind == "BF16":
+        return bool(((stored.view("<u2") & 0x7F80) != 0x7F80).all())
+    block = _BLOCKS[kind]
+    scales = stored.reshape(-1, block.n_bytes)[:, : 2 * block.n_scales].copy().view("<f2")
+    return bool(np.isfinite(scales).all())
+
+
 def _float64(stored: Bytes, out: Floats) -> None:
     out[:] = stored.view("<f8")
 
@@ -113,8 +124,11 @@ def _q5_1(blocks: Bytes, out: Floats) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
+    """n_scales: float16 numbers at its start, the scale and perhaps a minimum."""
+
     n_numbers: int
     n_bytes: int
+    n_scales: int
     turn: Callable[[Bytes, Floats], None]
 
 
@@ -125,11 +139,11 @@ _PLAIN: dict[str, Callable[[Bytes, Floats], None]] = {
     "BF16": _bfloat16,
 }
 _BLOCKS = {
-    "Q8_0": _Block(32, 34, _q8_0),
-    "Q4_0": _Block(32, 18, _q4_0),
-    "Q4_1": _Block(32, 20, _q4_1),
-    "Q5_0": _Block(32, 22, _q5_0),
-    "Q5_1": _Block(32, 24, _q5_1),
+    "Q8_0": _Block(32, 34, 1, _q8_0),
+    "Q4_0": _Block(32, 18, 1, _q4_0),
+    "Q4_1": _Block(32, 20, 2, _q4_1),
+    "Q5_0": _Block(32, 22, 1, _q5_0),
+    "Q5_1": _Block(32, 24, 2, _q5_1),
 }
 
 

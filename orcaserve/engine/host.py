@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 
@@ -59,8 +58,7 @@ class EngineHost:
         cls, config: EngineConfig, report: Report, on_failure: Callable[[str], None] = lambda message: None
     ) -> EngineHost:
         """Load the model into a worker of this process; takes seconds. Raises ModelError or ConfigError."""
-        _limit_spinning()
-        from orcaserve.worker.worker import Worker  # late: it brings torch
+        from orcaserve.worker.worker import Worker  # late: the engine's socket is there while it is imported
 
         executor = DeviceExecutor("worker s0r0")
         try:
@@ -114,14 +112,3 @@ class EngineHost:
         except EngineError as error:
             _log.error("the engine has failed: %s", error)
             self._on_failure(str(error))
-
-
-def _limit_spinning() -> None:
-    """Have the math library's threads sleep soon when they wait for each other. Of no effect once torch is imported.
-
-    Its own habit is to spin for a millisecond and more. Beside a busy neighbour that takes the core from the thread
-    that is waited for, and made iterations 2 to 15 times as long. The bound is about the gap between two operators (a
-    tenth of a millisecond): undisturbed iterations keep their speed (docs/log.md has the figures).
-    """
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "5000")

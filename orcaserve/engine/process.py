@@ -72,7 +72,7 @@ class _EngineProcess:
         server = EngineServer(self._socket, on_end=self._end.set)
         server.start()
         try:
-            from orcaserve.engine.host import EngineHost  # late: the socket is there while torch is imported
+            from orcaserve.engine.host import EngineHost  # late: the socket is there first
 
             host = EngineHost.load(config, server.report, lambda message: self._fail(server, message))
             server.open(host.facts, host)

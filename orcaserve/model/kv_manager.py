@@ -1,69 +1,34 @@
-"""The Attention K/V manager: keys and values of every request, from its first iteration until it is dropped."""
+"""The Attention K/V manager: which pages hold whose keys and values, from a request's first iteration to its drop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
-from orcaserve.model.layout import Layout
+from orcaserve.model.layout import Int32s, Layout
 
-STORAGE_DTYPES = (torch.float32, torch.bfloat16)
 _NO_PAGES = np.empty(0, dtype=np.int32)
 
 
-def slot_bytes(n_layers: int, n_kv_heads: int, head_dim: int, dtype: torch.dtype = torch.float32) -> int:
-    """Bytes of one slot: the key and the value of one token over all layers."""
-    return 2 * n_layers * n_kv_heads * head_dim * dtype.itemsize
-
-
 class KVManager:
-    """A region of n_slots slots, allocated once and handed out in pages.
+    """Hands out the pages of a region of n_slots slots.
 
     A page holds page_size consecutive tokens of one request in every layer. Any page serves any request, so memory is
     never too scattered to use: a request that reserved its tokens, rounded up to whole pages, always gets them. The
-    scheduler's ledger keeps the sum of reservations within n_slots; this class only hands out.
-
-    keys[layer]:   [pages, kv heads, head_dim, page_size]   dimension before token, as the kernels read them
-    values[layer]: [pages, kv heads, page_size, head_dim]
-
-    The system commits memory when it is first written, so an idle region costs address space only. Not thread-safe: one
-    worker's thread owns it.
+    scheduler's ledger keeps the sum of reservations within n_slots; this class only hands out. Where the numbers lie is
+    the K/V region's business. Not thread-safe: one worker's thread owns it.
     """
 
-    def __init__(
-        self,
-        n_layers: int,
-        n_kv_heads: int,
-        head_dim: int,
-        n_slots: int,
-        page_size: int = 16,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        if min(n_layers, n_kv_heads, head_dim, page_size) < 1:
-            raise ValueError("layers, heads, head_dim and page_size must be at least 1")
+    def __init__(self, n_slots: int, page_size: int = 16) -> None:
+        if page_size < 1:
+            raise ValueError("page_size must be at least 1")
         if n_slots < page_size:
             raise ValueError(f"n_slots ({n_slots}) is less than one page of {page_size}")
-        if dtype not in STORAGE_DTYPES:
-            raise ValueError(f"K/V is stored as float32 or bfloat16, not {dtype}")
-        self.n_layers = n_layers
-        self.n_kv_heads = n_kv_heads
-        self.head_dim = head_dim
         self.page_size = page_size
         self.n_pages = n_slots // page_size
-        self.dtype = dtype
-        self.device = torch.device(device)
-        shape = (n_layers, self.n_pages, n_kv_heads)
-        keys = torch.empty(*shape, head_dim, page_size, dtype=dtype, device=device)
-        values = torch.empty(*shape, page_size, head_dim, dtype=dtype, device=device)
-        self.keys: tuple[Tensor, ...] = keys.unbind(0)
-        self.values: tuple[Tensor, ...] = values.unbind(0)
         self._free = list(range(self.n_pages - 1, -1, -1))  # a stack: what was just released is still in the cache
-        self._pages: dict[int, NDArray[np.int32]] = {}
+        self._pages: dict[int, Int32s] = {}
         self._n_tokens: dict[int, int] = {}
 
     @property
@@ -105,13 +70,13 @@ class KVManager:
         """The request's pages, in the order of its tokens."""
         return tuple(self._pages.get(request_id, _NO_PAGES).tolist())
 
-    def page_tables(self, request_ids: Sequence[int]) -> Tensor:
-        """[requests, most pages of any] int32 on the CPU, padded with -1. KeyError for an unknown request."""
+    def page_tables(self, request_ids: Sequence[int]) -> Int32s:
+        """[requests, most pages of any] int32, padded with -1. KeyError for an unknown request."""
         rows = [self._pages[request_id] for request_id in request_ids]
         tables = np.full((len(rows), max(map(len, rows), default=0)), -1, dtype=np.int32)
         for table, row in zip(tables, rows, strict=True):
             table[: len(row)] = row
-        return torch.from_numpy(tables)
+        return tables
 
     def lay_out(self, entries: Sequence[tuple[int, int]]) -> Layout:
         """entries: per request of an iteration (id, input tokens). Extends each and returns the iteration's layout."""
@@ -119,19 +84,4 @@ class KVManager:
         for request_id, n_tokens in entries:
             self.extend(request_id, n_tokens)
         tables = self.page_tables([request_id for request_id, _ in entries])
-        return Layout.build(pieces, tables, self.page_size, self.device)
-
-    def write(self, layer: int, page_table: Tensor, start: int, k: Tensor, v: Tensor) -> None:
-        """Store k, v [n, kv heads, head_dim] as tokens start .. start + n of the request with this page table."""
-        page, slot = self._locate(page_table, torch.arange(start, start + k.shape[0]))
-        self.keys[layer][page, :, :, slot] = k.to(self.dtype)
-        self.values[layer][page, :, slot] = v.to(self.dtype)
-
-    def read(self, layer: int, page_table: Tensor, n_tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first n_tokens tokens of a request: two of [n_tokens, kv heads, head_dim]."""
-        page, slot = self._locate(page_table, torch.arange(n_tokens))
-        return self.keys[layer][page, :, :, slot], self.values[layer][page, :, slot]
-
-    def _locate(self, page_table: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        page = page_table[tokens // self.page_size].long()
-        return page.to(self.device), (tokens % self.page_size).to(self.device)
+        return Layout.build(pieces, tables, self.page_size)

@@ -1,93 +1,77 @@
-"""Rotary positions: inverse frequencies for every kind of scaling, and the cosines and sines of an iteration.
+"""Rotary positions: the frequencies that every kind of scaling gives to an iteration's requests.
 
 Two kinds depend on how long the text is: `dynamic` stretches its base, and `longrope` changes its factors, once a text
 is longer than the model was trained for. The length that counts here is the request's own, this iteration included:
 exactly what transformers does with the request alone, so what else is in the batch never matters. Keys that were stored
 when the text was shorter stay as they were, as they do there.
+
+All arithmetic is in float32, as it is there (numpy takes Python's numbers as such beside float32 arrays).
 """
 
 from __future__ import annotations
 
 import math
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from orcaserve.core.errors import CheckpointError
-from orcaserve.model.layout import Layout
+from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.spec import RopeSpec
+
+Floats = NDArray[np.float32]
 
 
 class Rope:
-    """Turns positions into the factors of `rotate` for one model."""
+    """The frequencies of one model. amplitude: factor of the turned queries and keys."""
 
-    def __init__(self, spec: RopeSpec, device: torch.device | str = "cpu") -> None:
+    def __init__(self, spec: RopeSpec) -> None:
         """Raises CheckpointError if the options give no finite numbers."""
         self.spec = spec
-        self._device = torch.device(device)
         try:
-            self.amplitude = amplitude(spec)
-            self._usual = inverse_frequencies(spec, spec.trained_length).to(device)
+            with np.errstate(all="ignore"):
+                self.amplitude = amplitude(spec)
+                self._usual = inverse_frequencies(spec, spec.trained_length)[None]
         except ArithmeticError as error:
             raise CheckpointError("the rope options in the config give no numbers") from error
-        if not math.isfinite(self.amplitude) or not self._usual.isfinite().all():
+        if not math.isfinite(self.amplitude) or not np.isfinite(self._usual).all():
             raise CheckpointError("the rope options in the config give no finite numbers")
 
-    def factors(self, layout: Layout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """For every row of the flat batch what `rotate` takes, each [N, dim], with the amplitude in them."""
-        angles = layout.positions[:, None].float() * self._frequencies(layout)
-        cos, sin = (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
-        return torch.cat((cos, cos), 1), torch.cat((-sin, sin), 1)
-
-    def _frequencies(self, layout: Layout) -> Tensor:
-        """[dim / 2] for all rows, or [N, dim / 2] where some request is longer than the model was trained for."""
+    def frequencies(self, layout: Layout) -> tuple[Floats, Int32s | None]:
+        """Radians per position: sets [sets, dim / 2], and which set each request takes [R]; None if all take set 0."""
         if self.spec.kind not in ("dynamic", "longrope"):
-            return self._usual
-        counts = layout.starts.diff()
-        lengths = (layout.contexts + counts).tolist()
-        if max(lengths) <= self.spec.trained_length:
-            return self._usual
-        rows = [
-            inverse_frequencies(self.spec, length).to(self._device)
-            if length > self.spec.trained_length
-            else self._usual
-            for length in lengths
-        ]
-        return torch.stack(rows).repeat_interleave(counts.to(self._device), dim=0)
+            return self._usual, None
+        lengths = (layout.contexts + layout.lengths).tolist()
+        sets, choice = [self._usual[0]], np.zeros(len(lengths), np.int32)
+        for r, length in enumerate(lengths):
+            if length > self.spec.trained_length:
+                choice[r] = len(sets)
+                sets.append(inverse_frequencies(self.spec, length))
+        return (self._usual, None) if len(sets) == 1 else (np.stack(sets), choice)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Turn the first dimensions of x [N, heads, head_dim] in place: of cos.shape[1], dimension i pairs with i + half.
-
-    cos: the cosines, twice; sin: the sines, negative for the first half. See Rope.factors.
-    """
-    turned = x.narrow(2, 0, cos.shape[1])
-    swapped = turned.roll(cos.shape[1] // 2, 2)
-    # Products and a sum, no fused step: a vector's last lanes would round otherwise, and differ from batch to batch.
-    turned.mul_(cos[:, None]).add_(swapped.mul_(sin[:, None]))
-
-
-def inverse_frequencies(spec: RopeSpec, length: int) -> Tensor:
+def inverse_frequencies(spec: RopeSpec, length: int) -> Floats:
     """Radians per position of each turned pair, float32 [dim / 2], for a text of `length` tokens."""
     kind, dim, theta = spec.kind, spec.dim, spec.theta
     if kind == "dynamic":
         stretch = spec.factor * max(length, spec.trained_length) / spec.trained_length - (spec.factor - 1)
         theta *= stretch ** (dim / (dim - 2)) if dim > 2 else 1.0
-    steps = torch.arange(0, dim, 2).float()
+    steps = np.arange(0, dim, 2, dtype=np.float32)
     if kind == "proportional":
         turned = int(spec.turned_share * spec.head_dim // 2)
-        frequencies = 1.0 / theta ** (steps / spec.head_dim) / spec.factor
+        frequencies = 1.0 / _power(theta, steps / float(spec.head_dim)) / spec.factor
         frequencies[turned:] = 0
         return frequencies
-    periods = theta ** (steps / dim)
+    periods = _power(theta, steps / float(dim))
     if kind == "longrope":
         factors = spec.long_factors if length > spec.trained_length else spec.short_factors
-        return 1.0 / (torch.tensor(factors) * periods)
+        return 1.0 / (np.array(factors, np.float32) * periods)
     frequencies = 1.0 / periods
     if kind == "linear":
         return frequencies / spec.factor
     if kind == "divisors":
-        return frequencies / spec.factor / torch.tensor(spec.short_factors)
+        divisors = np.array(spec.short_factors, np.float32)
+        return frequencies / spec.factor / divisors
     if kind == "llama3":
         return _llama3(spec, frequencies)
     if kind == "yarn":
@@ -111,14 +95,15 @@ def amplitude(spec: RopeSpec) -> float:
     return 1.0
 
 
-def _llama3(spec: RopeSpec, frequencies: Tensor) -> Tensor:
+def _llama3(spec: RopeSpec, frequencies: Floats) -> Floats:
     """Long waves are slowed down by `factor`, short ones stay, and those between are mixed."""
-    turns = spec.trained_length * frequencies / (2 * math.pi)  # over the length of training
-    share = ((turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)).clamp(0, 1)
-    return (1 - share) * frequencies / spec.factor + share * frequencies
+    turns = frequencies * float(spec.trained_length) / (2 * math.pi)  # over the length of training
+    share: Floats = ((turns - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)).clip(0, 1)
+    mixed: Floats = (1.0 - share) * frequencies / spec.factor + share * frequencies
+    return mixed
 
 
-def _yarn(spec: RopeSpec, periods: Tensor) -> Tensor:
+def _yarn(spec: RopeSpec, periods: Floats) -> Floats:
     """As llama3's, with the mix linear in the index of the dimension."""
 
     def dimension(turns: float) -> float:
@@ -131,5 +116,11 @@ def _yarn(spec: RopeSpec, periods: Tensor) -> Tensor:
     low, high = max(low, 0), min(high, spec.dim - 1)
     if low == high:
         high += 0.001
-    slowed = ((torch.arange(spec.dim // 2).float() - low) / (high - low)).clamp(0, 1)
-    return slowed / (spec.factor * periods) + (1 - slowed) / periods
+    slowed = ((np.arange(spec.dim // 2, dtype=np.float32) - low) / (high - low)).clip(0, 1)
+    mixed: Floats = slowed / (spec.factor * periods) + (1 - slowed) / periods
+    return mixed
+
+
+def _power(base: float, exponents: Floats) -> Floats:
+    powers: Floats = np.power(base, exponents, dtype=np.float32)
+    return powers

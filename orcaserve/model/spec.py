@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 NormKind = Literal["rms", "layer"]  # RMSNorm has no bias here, LayerNorm has one
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+# The names that transformers and GGUF give to activations.
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class ModelSpec:
     """One model's sizes and options.
 
     rope: None for learned positions, of which there are then context_length.
+    activation: one of the keys of ACTIVATIONS.
     gated: the MLP's first matrix is two, and one's activation multiplies the other.
     tied: the output head is the embedding. attention_scale: factor of the scores; None = 1 / sqrt(head_dim).
     eos_ids: ids that end a text by default.
@@ -72,3 +84,12 @@ class ModelSpec:
     @property
     def q_size(self) -> int:
         return self.n_heads * self.head_dim
+
+    @property
+    def kv_size(self) -> int:
+        return self.n_kv_heads * self.head_dim
+
+    @property
+    def score_scale(self) -> float:
+        """The factor of the attention scores."""
+        return 1 / math.sqrt(self.head_dim) if self.attention_scale is None else self.attention_scale

@@ -6,14 +6,12 @@ import time
 from collections.abc import Sequence
 from itertools import chain
 
-import torch
+import numpy as np
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import Batch, BatchEntry, ConfigError, EngineFacts, IterationResult
-from orcaserve.model.kv_manager import KVManager, slot_bytes
-from orcaserve.model.loader import DTYPES, load_model
-from orcaserve.model.sampler import Sampler
-from orcaserve.model.transformer import Transformer
+from orcaserve.model.kv_manager import KVManager
+from orcaserve.worker.backend import Backend, load_backend
 from orcaserve.worker.memory import choose_n_slots
 from orcaserve.worker.resources import available_cores, available_memory
 
@@ -24,11 +22,10 @@ class Worker:
     facts: what the loaded model is, for those who check requests.
     """
 
-    def __init__(self, model: Transformer, kv: KVManager, sampler: Sampler, facts: EngineFacts) -> None:
+    def __init__(self, backend: Backend, kv: KVManager, facts: EngineFacts) -> None:
         self.facts = facts
-        self._model = model
+        self._backend = backend
         self._kv = kv
-        self._sampler = sampler
 
     @classmethod
     def load(cls, config: EngineConfig) -> Worker:
@@ -36,37 +33,29 @@ class Worker:
 
         Raises ModelError if the model cannot be had, ConfigError if a setting does not suit it or this machine.
         """
-        torch.set_num_threads(config.model.threads or available_cores())
-        model = load_model(config.model.path, config.model.dtype, config.model.device)
-        spec, kv_dtype = model.spec, DTYPES[config.kv.dtype]
-        context_length = _context_length(config.model.max_model_len, spec.context_length)
-        n_slots = choose_n_slots(
-            config.kv,
-            slot_bytes(spec.n_layers, spec.n_kv_heads, spec.head_dim, kv_dtype),
-            available_memory(),
-            config.scheduler.max_bs * context_length,
-        )
-        kv = KVManager(
-            spec.n_layers, spec.n_kv_heads, spec.head_dim, n_slots, config.kv.page_size, kv_dtype, config.model.device
-        )
+        backend = load_backend(config, config.model.threads or available_cores())
+        context_length = _context_length(config.model.max_model_len, backend.spec.context_length)
+        most_useful = config.scheduler.max_bs * context_length
+        n_slots = choose_n_slots(config.kv, backend.slot_bytes, available_memory(), most_useful)
+        kv = KVManager(n_slots, config.kv.page_size)
+        backend.allocate(kv.n_pages)
         facts = EngineFacts(
             model_name=config.model.name,
-            vocab_size=spec.vocab_size,
+            vocab_size=backend.spec.vocab_size,
             context_length=context_length,
             n_slots=n_slots,
             max_bs=config.scheduler.max_bs,
             n_workers=1,
-            eos_ids=spec.eos_ids,
+            eos_ids=backend.spec.eos_ids,
         )
-        return cls(model, kv, Sampler(), facts)
+        return cls(backend, kv, facts)
 
-    @torch.inference_mode()
     def run(self, batch: Batch) -> IterationResult:
         """One iteration: drop, extend, forward, sample. What is wrong with one entry fails that request alone."""
         started = time.perf_counter()
         for request_id in batch.drops:
             self._kv.drop(request_id)
-        self._sampler.drop(batch.drops)
+        self._backend.sampler.drop(batch.drops)
         failures: dict[int, str] = {}
         runnable: list[BatchEntry] = []
         for entry in batch.entries:
@@ -75,28 +64,23 @@ class Worker:
                 runnable.append(entry)
             else:
                 failures[entry.request_id] = why
-        tokens: dict[int, int] = {}
+        tokens: Sequence[int] = []
         if runnable:
-            ids = [entry.request_id for entry in runnable]
-            sampled, failed = self._iterate(runnable, ids)
-            tokens = dict(zip(ids, sampled, strict=True))
+            tokens, failed = self._iterate(runnable)
             failures |= failed
-        return IterationResult(
-            batch.iteration,
-            [tokens.get(entry.request_id, 0) for entry in batch.entries],
-            failures,
-            time.perf_counter() - started,
-        )
+        if len(runnable) < len(batch.entries):
+            by_id = {entry.request_id: token for entry, token in zip(runnable, tokens, strict=True)}
+            tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
+        return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started)
 
-    def _iterate(self, entries: Sequence[BatchEntry], ids: Sequence[int]) -> tuple[Sequence[int], dict[int, str]]:
+    def _iterate(self, entries: Sequence[BatchEntry]) -> tuple[Sequence[int], dict[int, str]]:
         """One token for each entry, and which of them mean nothing."""
         layout = self._kv.lay_out([(entry.request_id, len(entry.tokens)) for entry in entries])
-        flat = torch.tensor(list(chain.from_iterable(entry.tokens for entry in entries)), dtype=torch.int64)
+        flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
         for entry in entries:
             if entry.params is not None:
-                self._sampler.admit(entry.request_id, entry.tokens, entry.params, entry.stop_ids, entry.seed)
-        logits = self._model.forward(flat.to(self._model.device), layout, self._kv)
-        return self._sampler.sample(logits, ids)
+                self._backend.sampler.admit(entry.request_id, entry.tokens, entry.params, entry.stop_ids, entry.seed)
+        return self._backend.iterate(flat, layout, [entry.request_id for entry in entries])
 
     def _fault(self, entry: BatchEntry) -> str | None:
         """Why this entry cannot be run, fit to show to a client, or None. Checked before: this is the last line."""

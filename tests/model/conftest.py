@@ -12,25 +12,52 @@ import torch
 from torch import Tensor
 
 from orcaserve.model.kv_manager import KVManager
-from orcaserve.model.layout import Layout
-from orcaserve.model.transformer import Transformer
+from orcaserve.model.reference.builder import load_reference
+from orcaserve.model.reference.kv_region import KVRegion
+
+
+class Reference:
+    """The PyTorch model, as `Runner` takes it."""
+
+    page_size = 4
+
+    def __init__(self, path: Path, dtype: str = "float32") -> None:
+        self.model = load_reference(path, dtype)
+        self.spec = self.model.spec
+
+    def region(self, n_pages: int) -> Any:
+        return KVRegion(self.spec, n_pages, self.page_size)
+
+    def forward(self, tokens: Sequence[int], layout: Any, kv: Any) -> Tensor:
+        return self.model.forward(torch.tensor(tokens), layout, kv)
+
+
+LOADERS: dict[str, Callable[..., Any]] = {"reference": Reference}
+
+
+@pytest.fixture(scope="session")
+def reference() -> type[Reference]:
+    return Reference
+
+
+@pytest.fixture(scope="session", params=LOADERS)
+def load(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """load(path) -> a model in float32, in every way there is to run one."""
+    return LOADERS[request.param]
 
 
 class Runner:
     """One model and its K/V: iterations of (request id, new tokens); contexts follow from what came before."""
 
-    def __init__(self, model: Transformer, n_slots: int = 4096, page_size: int = 4) -> None:
-        spec = model.spec
+    def __init__(self, model: Any, n_slots: int = 4096) -> None:
         self.model = model
-        self.kv = KVManager(spec.n_layers, spec.n_kv_heads, spec.head_dim, n_slots, page_size)
+        self.kv = KVManager(n_slots, model.page_size)
+        self.region = model.region(self.kv.n_pages)
 
     def step(self, pieces: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
         """Logits [requests, vocabulary]."""
-        sizes = [(len(tokens), self.kv.n_tokens(request)) for request, tokens in pieces]
-        for request, tokens in pieces:
-            self.kv.extend(request, len(tokens))
-        layout = Layout.build(sizes, self.kv.page_tables([r for r, _ in pieces]), self.kv.page_size)
-        return self.model.forward(torch.tensor([t for _, tokens in pieces for t in tokens]), layout, self.kv)
+        layout = self.kv.lay_out([(request, len(tokens)) for request, tokens in pieces])
+        return self.model.forward([t for _, tokens in pieces for t in tokens], layout, self.region)
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Logits after every token of a text [tokens, vocabulary], one iteration per token."""
@@ -52,6 +79,12 @@ class Runner:
 @pytest.fixture(scope="session")
 def runner() -> type[Runner]:
     return Runner
+
+
+@pytest.fixture(scope="session")
+def run(load: Callable[..., Any]) -> Callable[..., Runner]:
+    """run(path) -> a Runner of the model there, in float32, in every way there is to run one."""
+    return lambda path, n_slots=4096: Runner(load(path), n_slots)
 
 
 LLAMA_OPTIONS: dict[str, Any] = {

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from orcaserve.model.kv_manager import KVManager, slot_bytes
+from orcaserve.model.kv_manager import KVManager
+from orcaserve.model.layout import Int32s
+from orcaserve.model.reference.kv_region import KVRegion
+from orcaserve.model.spec import ModelSpec
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
 LAYERS, KV_HEADS, DIM = 2, 2, 3
+SPEC = ModelSpec(16, 64, 12, LAYERS, 4, KV_HEADS, DIM, 8, "rms", 1e-5, "silu", True, True, None)
 
 
-def make(n_slots: int, page_size: int, dtype: torch.dtype = torch.float32) -> KVManager:
-    return KVManager(LAYERS, KV_HEADS, DIM, n_slots, page_size, dtype)
-
-
-def table(kv: KVManager, request_id: int) -> Tensor:
+def table(kv: KVManager, request_id: int) -> Int32s:
     return kv.page_tables([request_id])[0]
 
 
@@ -29,7 +29,8 @@ class Managed(RuleBasedStateMachine):
     @initialize(n_slots=st.integers(8, 64), page_size=st.sampled_from([1, 3, 4, 8]), bf16=st.booleans())
     def start(self, n_slots: int, page_size: int, bf16: bool) -> None:
         self.ledger = SlotLedger(n_slots, page_size)
-        self.kv = make(n_slots, page_size, torch.bfloat16 if bf16 else torch.float32)
+        self.kv = KVManager(n_slots, page_size)
+        self.region = KVRegion(SPEC, self.kv.n_pages, page_size, "bfloat16" if bf16 else "float32")
         self.reserved: dict[int, int] = {}
         self.expected: dict[int, Tensor] = {}  # request -> [tokens, layers, K and V, kv heads, dim]
         self.next_id = 0
@@ -51,9 +52,9 @@ class Managed(RuleBasedStateMachine):
         if n_tokens == 0:
             return
         self.kv.extend(request, n_tokens)  # whatever others hold, this never lacks memory
-        new = torch.randn(n_tokens, LAYERS, 2, KV_HEADS, DIM).to(self.kv.dtype)
+        new = torch.randn(n_tokens, LAYERS, 2, KV_HEADS, DIM).to(self.region.dtype)
         for layer in range(LAYERS):
-            self.kv.write(layer, table(self.kv, request), done, new[:, layer, 0], new[:, layer, 1])
+            self.region.write(layer, table(self.kv, request), done, new[:, layer, 0], new[:, layer, 1])
         self.expected[request] = torch.cat([self.expected[request], new])
 
     @precondition(lambda self: self.reserved)
@@ -83,9 +84,9 @@ class Managed(RuleBasedStateMachine):
             if len(expected) == 0:
                 continue
             for layer in range(LAYERS):
-                keys, values = self.kv.read(layer, table(self.kv, request), len(expected))
-                assert torch.equal(keys, expected[:, layer, 0].to(self.kv.dtype))
-                assert torch.equal(values, expected[:, layer, 1].to(self.kv.dtype))
+                keys, values = self.region.read(layer, table(self.kv, request), len(expected))
+                assert torch.equal(keys, expected[:, layer, 0].to(self.region.dtype))
+                assert torch.equal(values, expected[:, layer, 1].to(self.region.dtype))
 
     def teardown(self) -> None:
         if hasattr(self, "kv"):
@@ -105,7 +106,7 @@ TestManaged.settings = settings(max_examples=40, stateful_step_count=40, deadlin
 )
 def test_all_reservations_can_be_filled_at_once(page_size: int, n_slots: int, wishes: list[int]) -> None:
     """The worst moment: every admitted request has grown to all it reserved, token by token, interleaved."""
-    ledger, kv = SlotLedger(n_slots, page_size), make(n_slots, page_size)
+    ledger, kv = SlotLedger(n_slots, page_size), KVManager(n_slots, page_size)
     admitted = {}
     for request, wish in enumerate(wishes):
         if ledger.fits(wish):
@@ -119,7 +120,7 @@ def test_all_reservations_can_be_filled_at_once(page_size: int, n_slots: int, wi
 
 
 def test_lay_out_places_new_tokens_after_earlier_ones() -> None:
-    kv = make(32, 4)
+    kv = KVManager(32, 4)
     first = kv.lay_out([(7, 5), (8, 2)])
     assert first.contexts.tolist() == [0, 0]
     second = kv.lay_out([(8, 1), (9, 3), (7, 1)])
@@ -130,7 +131,7 @@ def test_lay_out_places_new_tokens_after_earlier_ones() -> None:
 
 
 def test_growth_without_a_reservation_is_our_own_mistake() -> None:
-    kv = make(8, 4)
+    kv = KVManager(8, 4)
     kv.extend(1, 5)
     with pytest.raises(AssertionError, match="without a reservation"):
         kv.extend(2, 1)
@@ -138,7 +139,7 @@ def test_growth_without_a_reservation_is_our_own_mistake() -> None:
 
 
 def test_unknown_requests() -> None:
-    kv = make(8, 4)
+    kv = KVManager(8, 4)
     kv.drop(5)
     assert kv.n_tokens(5) == 0
     with pytest.raises(KeyError):
@@ -146,25 +147,8 @@ def test_unknown_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"n_slots": 3, "page_size": 4}, "less than one page"),
-        ({"n_slots": 8, "page_size": 0}, "at least 1"),
-        ({"n_slots": 16, "dtype": torch.float16}, "float32 or bfloat16"),
-    ],
+    ("n_slots", "page_size", "message"), [(3, 4, "less than one page"), (8, 0, "at least 1"), (0, 1, "less than one")]
 )
-def test_wrong_sizes_are_refused(arguments: dict[str, object], message: str) -> None:
+def test_wrong_sizes_are_refused(n_slots: int, page_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        KVManager(LAYERS, KV_HEADS, DIM, **arguments)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_slot_bytes_is_what_the_region_takes(dtype: torch.dtype) -> None:
-    kv = make(40, 4, dtype)
-    taken = sum(x.nbytes for x in (*kv.keys, *kv.values))
-    assert taken == 40 * slot_bytes(LAYERS, KV_HEADS, DIM, dtype)
-
-
-def test_the_default_models_slot() -> None:
-    assert slot_bytes(30, 3, 64) == 46_080
-    assert slot_bytes(30, 3, 64, torch.bfloat16) == 23_040
+        KVManager(n_slots, page_size)

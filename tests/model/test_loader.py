@@ -1,4 +1,4 @@
-"""load_model fails rather than guesses; every parameter is set exactly once."""
+"""The loader fails rather than guesses; every parameter is set exactly once."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from orcaserve.core.errors import CheckpointError, ModelError, ModelNotFound, UnsupportedModel
-from orcaserve.model.layers import StoredEmbedding, can_pack
-from orcaserve.model.loader import load_model
+from orcaserve.model.reference.builder import load_reference
 
 Change = Callable[[dict[str, Any], dict[str, Tensor]], None]
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -48,7 +47,7 @@ def changed(whole: Path, tmp_path: Path) -> Callable[[Change], Path]:
 
 def refused(folder: Path, *words: str, error: type[ModelError] = CheckpointError) -> None:
     with pytest.raises(error) as caught:
-        load_model(folder)
+        load_reference(folder)
     for word in words:
         assert word in str(caught.value)
 
@@ -86,7 +85,7 @@ def test_unsupported_kinds_are_named(changed: Any, tmp_path: Path) -> None:
     ]:
         refused(changed(lambda c, t, change=change: c.update(change)), *words, error=UnsupportedModel)
     with pytest.raises(ModelNotFound):
-        load_model(tmp_path / "nowhere")
+        load_reference(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -98,7 +97,7 @@ def test_weights_that_are_no_numbers(bad: float, changed: Any) -> None:
 
 
 def test_harmless_buffers_are_ignored(changed: Any, tiny_gpt2: Any, tmp_path: Path) -> None:
-    load_model(changed(lambda c, t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})))
+    load_reference(changed(lambda c, t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)})))
     model = tiny_gpt2()
     model.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
@@ -106,14 +105,14 @@ def test_harmless_buffers_are_ignored(changed: Any, tiny_gpt2: Any, tmp_path: Pa
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     tensors |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "h.0.attn.masked_bias": torch.tensor(-1e4)}
     save_file(tensors, tmp_path / "model.safetensors")
-    load_model(tmp_path)
+    load_reference(tmp_path)
 
 
-def logits(folder: Path, runner: Any) -> Tensor:
-    return runner(load_model(folder)).step([(0, [1, 2, 3])])
+def logits(folder: Path, run: Any) -> Tensor:
+    return run(folder).step([(0, [1, 2, 3])])
 
 
-def test_tied_heads(changed: Any, runner: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_tied_heads(changed: Any, run: Any, caplog: pytest.LogCaptureFixture) -> None:
     """(a) tied, no head: shared. (b) tied, with a head: ignored, a warning if it differs. (c) untied, no head: refused.
     (d) not said: untied for Llama."""
 
@@ -125,18 +124,18 @@ def test_tied_heads(changed: Any, runner: Any, caplog: pytest.LogCaptureFixture)
             tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
 
     with caplog.at_level(logging.WARNING):
-        shared = logits(changed(lambda c, t: tie(c, t, "none")), runner)
-        assert torch.equal(logits(changed(lambda c, t: tie(c, t, "equal")), runner), shared)
+        shared = logits(changed(lambda c, t: tie(c, t, "none")), run)
+        assert torch.equal(logits(changed(lambda c, t: tie(c, t, "equal")), run), shared)
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
-        assert torch.equal(logits(changed(lambda c, t: tie(c, t, "different")), runner), shared)
+        assert torch.equal(logits(changed(lambda c, t: tie(c, t, "different")), run), shared)
     assert "lm_head.weight differs" in caplog.text
     refused(changed(lambda c, t: t.pop("lm_head.weight")), "lm_head.weight", "missing")
-    untied = logits(changed(lambda c, t: c.pop("tie_word_embeddings", None)), runner)
+    untied = logits(changed(lambda c, t: c.pop("tie_word_embeddings", None)), run)
     assert not torch.allclose(untied, shared)
 
 
-def test_gpt2_is_tied_unless_it_says_otherwise(tiny_gpt2: Any, runner: Any, tmp_path: Path) -> None:
+def test_gpt2_is_tied_unless_it_says_otherwise(tiny_gpt2: Any, run: Any, tmp_path: Path) -> None:
     model = tiny_gpt2()
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -144,25 +143,12 @@ def test_gpt2_is_tied_unless_it_says_otherwise(tiny_gpt2: Any, runner: Any, tmp_
     (tmp_path / "config.json").write_text(json.dumps(config))
     with torch.no_grad():
         expected = model(torch.tensor([[1, 2, 3]])).logits[0, -1:]
-    torch.testing.assert_close(logits(tmp_path, runner), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits(tmp_path, run), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_eos_ids_within_the_vocabulary_reach_the_spec(whole: Path, changed: Any) -> None:
-    assert load_model(whole).spec.eos_ids == {3}
-    assert load_model(changed(lambda c, t: c.update(eos_token_id=[5, 131]))).spec.eos_ids >= {5}
-
-
-def test_a_quantised_tied_embedding_stays_as_it_is_stored(
-    tiny_llama: Any, save_gguf: Any, runner: Any, tmp_path: Path
-) -> None:
-    model = tiny_llama(tie_word_embeddings=True)
-    stored = save_gguf(model, tmp_path / "model.gguf", "Q8_0")
-    loaded = load_model(tmp_path / "model.gguf")
-    if not can_pack(torch.empty(1, 1)):
-        pytest.skip("no packed weights on this machine")
-    assert isinstance(loaded.weights.embedding, StoredEmbedding)
-    ids = torch.tensor([130, 0, 7, 7])
-    assert torch.equal(loaded.weights.embedding(ids), torch.from_numpy(stored["model.embed_tokens.weight"])[ids])
+    assert load_reference(whole).spec.eos_ids == {3}
+    assert load_reference(changed(lambda c, t: c.update(eos_token_id=[5, 131]))).spec.eos_ids >= {5}
 
 
 JSON_VALUES = st.one_of(
@@ -177,7 +163,7 @@ def test_any_config_value_loads_or_is_refused(data: st.DataObject, whole: Path, 
     key = data.draw(st.sampled_from([*config, "sliding_window", "partial_rotary_factor", "rope_scaling"]))
     folder = changed(lambda c, t: c.update({key: data.draw(JSON_VALUES)}))
     with contextlib.suppress(ModelError):
-        load_model(folder)
+        load_reference(folder)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -193,4 +179,4 @@ def test_any_damage_to_a_gguf_header_is_refused_or_harmless(
     struct.pack_into("<" + width, raw, at, word % 2 ** (8 * size))
     (tmp_path / "damaged.gguf").write_bytes(raw)
     with contextlib.suppress(ModelError):
-        load_model(tmp_path / "damaged.gguf")
+        load_reference(tmp_path / "damaged.gguf")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from orcaserve.model.loader import load_model
 from orcaserve.serving.tokenizer import Tokenizer
 
 N_NEW = 16
@@ -95,7 +94,7 @@ def oracle(path: Path) -> Any:
 
 
 @pytest.mark.timeout(900)
-def test_greedy_text_and_logits_are_those_of_transformers(default_model: Path, runner: Any) -> None:
+def test_greedy_text_and_logits_are_those_of_transformers(default_model: Path, run: Any) -> None:
     """All prompts run together in mixed batches here, and one by one there, where the whole text is checked at once."""
     tokenizer = Tokenizer.from_path(default_model)
     prompts = [tokenizer.encode(text)[:1000] for text in TEXTS]
@@ -103,13 +102,12 @@ def test_greedy_text_and_logits_are_those_of_transformers(default_model: Path, r
     assert min(map(len, prompts)) == 1
     assert max(map(len, prompts)) == 1000
 
-    model = load_model(default_model)
-    run = runner(model, n_slots=8192, page_size=16)
+    runner = run(default_model, n_slots=8192)
     outputs: list[list[int]] = [[] for _ in prompts]
     logits: list[list[Tensor]] = [[] for _ in prompts]
     for iteration in range(N_NEW + 4):  # prompts come in over the first five iterations
         batch = [i for i in range(len(prompts)) if i % 5 <= iteration < i % 5 + N_NEW]
-        step = run.step([(i, outputs[i][-1:] or prompts[i]) for i in batch])
+        step = runner.step([(i, outputs[i][-1:] or prompts[i]) for i in batch])
         for i, row in zip(batch, step, strict=True):
             outputs[i].append(int(row.argmax()))
             logits[i].append(row)

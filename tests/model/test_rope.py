@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -12,7 +13,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.families.settings import Settings, rope_spec
 from orcaserve.model.layout import Layout
-from orcaserve.model.rope import Rope, amplitude, inverse_frequencies, rotate
+from orcaserve.model.reference.layers import rotate
+from orcaserve.model.rope import Rope, amplitude, inverse_frequencies
 
 HEAD, LENGTH = 32, 1024
 KINDS: list[dict[str, Any]] = [
@@ -43,7 +45,8 @@ def test_frequencies_are_those_of_transformers(options: dict[str, Any], length: 
     expected, factor = ROPE_INIT_FUNCTIONS[options["rope_type"]](config, seq_len=length)
     spec = rope_spec(Settings({"rope_parameters": parameters}), HEAD, LENGTH)
     got = inverse_frequencies(spec, length)
-    torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-6, atol=0)
     assert amplitude(spec) == pytest.approx(factor)
 
 
@@ -87,27 +90,31 @@ def test_options_that_make_no_sense_stop_the_load(options: dict[str, Any]) -> No
 def test_rotation_pairs_dimension_i_with_i_plus_half_and_leaves_the_rest() -> None:
     x = torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(0))
     angle = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
-    out = x.clone()
-    rotate(out, torch.cat((angle.cos(), angle.cos()), 1), torch.cat((-angle.sin(), angle.sin()), 1))
+    out = rotate(x, angle, amplitude=1.5)
     for n in range(3):
         for i in range(2):
             a, b = x[n, :, i], x[n, :, i + 2]
-            cos, sin = angle[n, i].cos(), angle[n, i].sin()
+            cos, sin = 1.5 * angle[n, i].cos(), 1.5 * angle[n, i].sin()
             torch.testing.assert_close(out[n, :, i], a * cos - b * sin)
             torch.testing.assert_close(out[n, :, i + 2], b * cos + a * sin)
     assert torch.equal(out[:, :, 4:], x[:, :, 4:])
 
 
-def test_a_rows_angles_follow_its_own_request() -> None:
+def layout(*pieces: tuple[int, int]) -> Layout:
+    return Layout.build(pieces, np.tile(np.arange(40, dtype=np.int32), (len(pieces), 1)), 4)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_a_requests_frequencies_follow_its_own_length(kind: str) -> None:
     """A text longer than the model was trained for changes nothing for its neighbours."""
-    spec = rope_spec(Settings({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}), HEAD, 64)
+    options: dict[str, Any] = {"rope_type": kind, "factor": 2.0}
+    if kind == "longrope":
+        options |= {"original_max_position_embeddings": 64, "short_factor": [1.0] * 16, "long_factor": [3.0] * 16}
+    spec = rope_spec(Settings({"rope_scaling": options}), HEAD, 64)
     rope = Rope(spec)
-
-    def angles(*pieces: tuple[int, int]) -> torch.Tensor:
-        tables = torch.arange(40, dtype=torch.int32).repeat(len(pieces), 1)
-        return torch.cat(rope.factors(Layout.build(pieces, tables, 4), torch.float32), 1)
-
-    together = angles((3, 10), (2, 100), (1, 20))
-    alone = torch.cat([angles((3, 10)), angles((2, 100)), angles((1, 20))])
-    assert torch.equal(together, alone)
-    assert not torch.equal(angles((2, 100))[1:], angles((1, 101))[:1] * 1.5)
+    sets, choice = rope.frequencies(layout((3, 10), (2, 100), (1, 20), (1, 64)))
+    assert choice is not None and choice.dtype == np.int32
+    for r, length in enumerate((13, 102, 21, 65)):
+        assert np.array_equal(sets[choice[r]], inverse_frequencies(spec, length))
+    assert not np.array_equal(sets[choice[0]], sets[choice[1]])
+    assert rope.frequencies(layout((3, 10), (1, 63)))[1] is None, "nobody is longer than that"

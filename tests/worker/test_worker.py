@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 
 import pytest
-import torch
 
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from orcaserve.core import Batch, BatchEntry, ConfigError, EngineFacts, IterationResult, ModelNotFound, Phase
@@ -17,20 +16,15 @@ from orcaserve.worker.worker import Worker
 GREEDY = Params(max_tokens=100, temperature=0)
 
 
-@pytest.fixture(autouse=True)
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
+DEVICES = ("reference",)
 
 
 class Rig:
     """A worker with 8 pages of 16 slots, and the numbering of its iterations."""
 
-    def __init__(self, model: Path) -> None:
-        self.worker = Worker.load(
-            EngineConfig(ModelConfig(model, "tiny", threads=1), KVConfig(n_slots=128), SchedulerConfig(8))
-        )
+    def __init__(self, model: Path, device: str) -> None:
+        config = ModelConfig(model, "tiny", device=device, threads=1)
+        self.worker = Worker.load(EngineConfig(config, KVConfig(n_slots=128), SchedulerConfig(8)))
         self._iterations = count(1)
 
     def run(self, *entries: BatchEntry, drops: Sequence[int] = ()) -> IterationResult:
@@ -48,9 +42,14 @@ class Rig:
         return tokens
 
 
+@pytest.fixture(scope="module", params=DEVICES)
+def new_rig(request: pytest.FixtureRequest, tiny_model: Path) -> Callable[[], Rig]:
+    return lambda: Rig(tiny_model, request.param)
+
+
 @pytest.fixture(scope="module")
-def rig(tiny_model: Path) -> Rig:
-    return Rig(tiny_model)
+def rig(new_rig: Callable[[], Rig]) -> Rig:
+    return new_rig()
 
 
 def first(id: int, prompt: Sequence[int], params: Params = GREEDY) -> BatchEntry:
@@ -63,7 +62,6 @@ def later(id: int, token: int, position: int) -> BatchEntry:
 
 def test_facts(rig: Rig) -> None:
     assert rig.worker.facts == EngineFacts("tiny", 256, 4096, 128, 8, 1, frozenset({2}))
-    assert torch.get_num_threads() == 1
 
 
 def test_a_mixed_batch_gives_what_each_request_gets_alone(rig: Rig) -> None:
@@ -79,8 +77,8 @@ def test_a_mixed_batch_gives_what_each_request_gets_alone(rig: Rig) -> None:
     rig.run(first(7, [1]), drops=[6, 7])
 
 
-def test_what_is_dropped_is_free_for_the_same_batch(tiny_model: Path) -> None:
-    rig = Rig(tiny_model)
+def test_what_is_dropped_is_free_for_the_same_batch(new_rig: Callable[[], Rig]) -> None:
+    rig = new_rig()
     rig.run(first(1, [5] * 127))
     result = rig.run(first(2, [6] * 127), drops=[1])
     assert result.failures == {}
@@ -100,8 +98,8 @@ def test_what_is_dropped_is_free_for_the_same_batch(tiny_model: Path) -> None:
     ],
     ids=["past the vocabulary", "negative", "too long", "a gap", "unknown request", "bias"],
 )
-def test_an_entry_that_cannot_be_run_fails_alone(tiny_model: Path, bad: BatchEntry, says: str) -> None:
-    rig = Rig(tiny_model)
+def test_an_entry_that_cannot_be_run_fails_alone(new_rig: Callable[[], Rig], bad: BatchEntry, says: str) -> None:
+    rig = new_rig()
     expected = rig.alone(1, [3, 4, 5], 3)
     rig.run(first(2, [3, 4, 5]), drops=[1])
     result = rig.run(bad, later(2, expected[0], 3))

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orcaserve.model.attention import ReferenceAttention
-from orcaserve.model.layers import Linear
-from orcaserve.model.loader import load_model
+from orcaserve.model.reference.attention import Attention, split
+from orcaserve.model.reference.layers import Linear
 
 X1, X2, X3, X4 = [11, 12, 13, 14], [21, 22], [31, 32], [41, 42, 43]
 
@@ -22,31 +21,30 @@ class Recorder:
     """Attention that notes what goes in, per request, and what comes out."""
 
     def __init__(self) -> None:
-        self.inner = ReferenceAttention()
+        self.inner = Attention(scale=0.25)
         self.calls: list[dict[str, Any]] = []
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, layout: Any, kv: Any) -> Tensor:
         merged = self.inner(q, k, v, layer, layout, kv)
         keys = [
             kv.read(layer, layout.page_tables[r], int(layout.contexts[r]) + len(part))[0]
-            for r, part in enumerate(layout.split(k))
+            for r, part in enumerate(split(k, layout))
         ]
         self.calls.append({
-            "q": [part.shape for part in layout.split(q)],
+            "q": [part.shape for part in split(q, layout)],
             "earlier": layout.contexts.tolist(),
             "keys": [part.shape[0] for part in keys],
-            "new keys": [torch.equal(part[-len(new) :], new) for part, new in zip(keys, layout.split(k), strict=True)],
-            "parts": layout.split(merged),
+            "new keys": [torch.equal(part[-len(new) :], new) for part, new in zip(keys, split(k, layout), strict=True)],
+            "parts": split(merged, layout),
             "merged": merged,
         })  # fmt: skip
         return merged
 
 
-def test_seven_tokens_of_four_requests(tiny_llama: Any, runner: Any, tmp_path: Path) -> None:
+def test_seven_tokens_of_four_requests(tiny_llama: Any, reference: Any, runner: Any, tmp_path: Path) -> None:
     tiny_llama(num_key_value_heads=6).save_pretrained(tmp_path)
-    model = load_model(tmp_path)
-    spec = model.spec
-    run = runner(model)
+    loaded = reference(tmp_path)
+    model, spec, run = loaded.model, loaded.spec, runner(loaded)
     run.step([(1, X1[:3])])
     run.step([(2, X2[:1])])
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import SamplingParams
-from orcaserve.model.draw import draw, uniform
+from orcaserve.model.reference.draw import draw, uniform
 
 
 @dataclass(slots=True)

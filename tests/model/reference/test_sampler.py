@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from orcaserve.core.sampling_params import SamplingParams
-from orcaserve.model import draw
-from orcaserve.model.sampler import Sampler
+from orcaserve.model.reference import draw
+from orcaserve.model.reference.sampler import Sampler
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 

@@ -1,0 +1,56 @@
+"""Attention of all requests of an iteration, each over its own keys and values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orcaserve.model.layout import Layout
+from orcaserve.model.reference.kv_region import KVRegion
+
+
+class Attention:
+    """Split, attend request by request, merge: the one operator that knows borders between requests.
+
+    scale: factor of the scores.
+    """
+
+    def __init__(self, scale: float) -> None:
+        self._scale = scale
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, layout: Layout, kv: KVRegion) -> Tensor:
+        """q [N, heads, D], k and v [N, kv heads, D] -> [N, heads * D] of q's dtype.
+
+        Stores k and v as the newest tokens of their requests in `kv`, then every token attends to the tokens of its
+        request up to itself. Query head h reads K/V head h // (heads / kv heads).
+        """
+        outputs = []
+        for r, (query, key, value) in enumerate(zip(*(split(x, layout) for x in (q, k, v)), strict=True)):
+            context, table = int(layout.contexts[r]), layout.page_tables[r]
+            kv.write(layer, table, context, key, value)
+            outputs.append(attend(query, *kv.read(layer, table, context + len(key)), context, self._scale))
+        return merge(outputs).flatten(1)
+
+
+def split(x: Tensor, layout: Layout) -> Sequence[Tensor]:
+    """[N, ...] -> one [L_r, ...] view per request."""
+    return torch.split(x, layout.lengths.tolist())
+
+
+def merge(parts: Sequence[Tensor]) -> Tensor:
+    """One [L_r, ...] per request -> [N, ...]: the inverse of split."""
+    return torch.cat(list(parts))
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, context: int, scale: float) -> Tensor:
+    """One request: query [n, heads, D] over keys, values [context + n, kv heads, D] -> [n, heads, D]; in float32."""
+    group = query.shape[1] // keys.shape[1]
+    keys = keys.float().repeat_interleave(group, dim=1)
+    values = values.float().repeat_interleave(group, dim=1)
+    scores = torch.einsum("nhd,thd->hnt", query.float() * scale, keys)
+    seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=query.device).tril(context)
+    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    return torch.einsum("hnt,thd->nhd", weights, values).to(query.dtype)

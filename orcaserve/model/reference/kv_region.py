@@ -1,0 +1,43 @@
+"""KVRegion: keys and values of all pages, as PyTorch tensors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from orcaserve.model.layout import Int32s
+from orcaserve.model.spec import ModelSpec
+
+STORAGE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class KVRegion:
+    """keys[layer], values[layer]: [pages, page_size, kv heads, head_dim].
+
+    dtype: one of STORAGE.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, n_pages: int, page_size: int, dtype: str = "float32", device: torch.device | str = "cpu"
+    ) -> None:
+        shape = (spec.n_layers, n_pages, page_size, spec.n_kv_heads, spec.head_dim)
+        self.page_size = page_size
+        self.dtype = STORAGE[dtype]
+        self.keys = torch.empty(shape, dtype=self.dtype, device=device)
+        self.values = torch.empty(shape, dtype=self.dtype, device=device)
+
+    def write(self, layer: int, page_table: Int32s, start: int, k: Tensor, v: Tensor) -> None:
+        """Store k, v [n, kv heads, head_dim] as tokens start .. start + n of the request with this page table."""
+        page, slot = self._locate(page_table, start, start + len(k))
+        self.keys[layer, page, slot] = k.to(self.dtype)
+        self.values[layer, page, slot] = v.to(self.dtype)
+
+    def read(self, layer: int, page_table: Int32s, n_tokens: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first n_tokens tokens of a request: two of [n_tokens, kv heads, head_dim]."""
+        page, slot = self._locate(page_table, 0, n_tokens)
+        return self.keys[layer, page, slot], self.values[layer, page, slot]
+
+    def _locate(self, page_table: Int32s, start: int, end: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.arange(start, end)
+        page = torch.from_numpy(page_table)[tokens // self.page_size].long()
+        return page.to(self.keys.device), (tokens % self.page_size).to(self.keys.device)

@@ -1,0 +1,55 @@
+"""Weights: the pieces a model is made of, and the builder that makes each piece from the tensors of a checkpoint.
+
+The loader knows which tensors belong together; the builder knows what to make of them: PyTorch tensors, or panels of
+numbers in the order in which a kernel reads them. So a new way to hold weights is a new builder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from orcaserve.model.parameter import Floats, Parameter
+
+MatrixT = TypeVar("MatrixT", covariant=True)
+NormT = TypeVar("NormT", covariant=True)
+TableT = TypeVar("TableT", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer(Generic[MatrixT, NormT]):
+    """One layer. up: with a gate two matrices in one, the gate's first."""
+
+    attention_norm: NormT
+    qkv: MatrixT
+    out: MatrixT
+    mlp_norm: NormT
+    up: MatrixT
+    down: MatrixT
+
+
+@dataclass(frozen=True, slots=True)
+class Weights(Generic[MatrixT, NormT, TableT]):
+    """All weights of a model. positions: the learned ones, or None."""
+
+    embedding: TableT
+    positions: TableT | None
+    layers: Sequence[Layer[MatrixT, NormT]]
+    norm: NormT
+    head: MatrixT
+
+
+class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):
+    """Makes pieces, one at a time: a parameter is read when the builder asks for it, and may be let go afterwards."""
+
+    def norm(self, weight: Floats, bias: Floats | None) -> NormT: ...
+
+    def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> MatrixT:
+        """y = x W^T + b with W the parts on top of each other. gated: they are the gate and what it multiplies."""
+
+    def table(self, rows: Parameter) -> TableT:
+        """Rows that are looked up by number."""
+
+    def tied(self, table: Parameter) -> tuple[TableT, MatrixT]:
+        """A table that is the output head as well."""

@@ -1,0 +1,67 @@
+"""Backend: a loaded model on some kind of device, behind the few calls that a worker makes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from orcaserve.config import EngineConfig
+from orcaserve.core import ConfigError, SamplingParams
+from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.spec import ModelSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Sampler(Protocol):
+    """What remembers the requests whose tokens are chosen."""
+
+    def admit(
+        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], seed: int
+    ) -> None: ...
+    def drop(self, request_ids: Iterable[int]) -> None: ...
+
+
+class Backend(Protocol):
+    """Not thread-safe: one device executor's thread owns it.
+
+    slot_bytes: bytes of one slot of the K/V region: key and value of one token over all layers.
+    """
+
+    @property
+    def spec(self) -> ModelSpec: ...
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def slot_bytes(self) -> int: ...
+
+    def allocate(self, n_pages: int) -> None:
+        """Make the K/V region. Called once, before the first iteration."""
+
+    def iterate(
+        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int]
+    ) -> tuple[Sequence[int], dict[int, str]]:
+        """Forward and sample: token_ids [N] -> (a token per request, request id -> why its token means nothing)."""
+
+
+def load_backend(config: EngineConfig, n_threads: int) -> Backend:
+    """Load the model for the configured device. Raises ModelError or ConfigError."""
+    if config.model.device != "cpu":
+        return _reference(config, n_threads)
+    try:
+        from orcaserve import native  # noqa: F401
+    except ImportError as error:
+        _log.warning("running the model in PyTorch, slowly and with more memory: %s", error)
+        return _reference(config, n_threads)
+    return _reference(config, n_threads)
+
+
+def _reference(config: EngineConfig, n_threads: int) -> Backend:
+    if config.model.quantization not in ("auto", "none"):
+        raise ConfigError("--quantization", f"{config.model.quantization} weights need the CPU's kernels: --device cpu")
+    if config.kv.dtype == "int8":
+        raise ConfigError("--kv-cache-dtype", "int8 keys and values need the CPU's kernels: --device cpu")
+    from orcaserve.worker.reference_backend import ReferenceBackend  # late: it imports torch, which a CPU does without
+
+    return ReferenceBackend(config, n_threads)
