@@ -6,8 +6,10 @@
 
 #include <cstdint>
 
-#if defined(__FMA__)
+#if defined(__SSE2__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace orcaserve::ORCASERVE_ISA {
@@ -60,38 +62,130 @@ inline void from_float(float x, BFloat16* out) {
 
 inline Vec splat(float x) { return x - Vec{}; }
 
+// The first n < kLanes floats at p and zeros behind them; nothing beyond them is read.
+inline Vec load_first(const float* p, int n) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+#else
+  Vec x{};
+  __builtin_memcpy(&x, p, sizeof(float) * static_cast<unsigned>(n));
+  return x;
+#endif
+}
+
+// Stores the first n < kLanes lanes alone.
+inline void store_first(float* p, Vec x, int n) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), x);
+#else
+  __builtin_memcpy(p, &x, sizeof(float) * static_cast<unsigned>(n));
+#endif
+}
+
 // a * b + c. Said in so many words, and the compiler may fuse nothing on its own (-ffp-contract=off): what it chose to fuse
 // would differ from one copy of an unrolled loop to the next, and with it the last bit.
 #if defined(__AVX512F__)
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm512_fmadd_ps(a, b, c); }
 #elif defined(__FMA__)
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return _mm256_fmadd_ps(a, b, c); }
+#elif defined(__ARM_FEATURE_FMA)
+inline Vec multiply_add(Vec a, Vec b, Vec c) { return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 #else
 inline Vec multiply_add(Vec a, Vec b, Vec c) { return a * b + c; }
 #endif
 
-#if defined(__FMA__)
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+constexpr bool kFused = true;
 inline float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 #else
+constexpr bool kFused = false;
 inline float multiply_add(float a, float b, float c) { return a * b + c; }
 #endif
 
+// a where it is greater, else b: b also where one of them is no number.
+#if defined(__AVX512F__)
+inline Vec maximum(Vec a, Vec b) { return _mm512_max_ps(a, b); }
+#elif defined(__AVX2__)
+inline Vec maximum(Vec a, Vec b) { return _mm256_max_ps(a, b); }
+#else
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+#endif
 
-inline float horizontal_max(Vec x) {
-  float lanes[kLanes];
-  __builtin_memcpy(lanes, &x, sizeof lanes);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  return lanes[0];
+inline IntVec maximum(IntVec a, IntVec b) { return a > b ? a : b; }
+
+// Lane i of the result is lane i ^ DISTANCE of x.
+template <int DISTANCE, typename V>
+inline V swap_lanes(V x) {
+  IntVec from;
+  for (int i = 0; i < kLanes; ++i) from[i] = i ^ DISTANCE;
+  return __builtin_shuffle(x, from);
 }
 
-inline float horizontal_sum(Vec x) {
-  float lanes[kLanes];
-  __builtin_memcpy(lanes, &x, sizeof lanes);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
-  return lanes[0];
+// The sum and the maximum over the lanes, by halves: lanes i and i + kLanes / 2 first.
+template <typename V>
+inline auto horizontal_sum(V x) {
+#if ORCASERVE_VECTOR_BYTES >= 64
+  x += swap_lanes<8>(x);
+#endif
+#if ORCASERVE_VECTOR_BYTES >= 32
+  x += swap_lanes<4>(x);
+#endif
+  x += swap_lanes<2>(x);
+  x += swap_lanes<1>(x);
+  return x[0];
+}
+
+template <typename V>
+inline auto horizontal_max(V x) {
+#if ORCASERVE_VECTOR_BYTES >= 64
+  x = maximum(x, swap_lanes<8>(x));
+#endif
+#if ORCASERVE_VECTOR_BYTES >= 32
+  x = maximum(x, swap_lanes<4>(x));
+#endif
+  x = maximum(x, swap_lanes<2>(x));
+  x = maximum(x, swap_lanes<1>(x));
+  return x[0];
+}
+
+inline Vec absolute(Vec x) { return (Vec)((UIntVec)x & 0x7fffffffu); }
+
+// The nearest integer, the even one of two, for |x| < 2^22.
+inline IntVec nearest(Vec x) {
+#if defined(__AVX512F__)
+  // The form without a mask warns of an undefined register in g++ 12.
+  return (IntVec)_mm512_maskz_cvtps_epi32(0xffff, x);
+#elif defined(__AVX2__)
+  return (IntVec)_mm256_cvtps_epi32(x);
+#else
+  // Added to 1.5 * 2^23, whose last bit is worth 1, x is rounded to that bit.
+  constexpr float kShift = 12582912.0f;
+  return (IntVec)((UIntVec)(x + splat(kShift)) - (UIntVec)splat(kShift));
+#endif
+}
+
+// A float16 as a float.
+inline float half_to_float(uint16_t half) {
+#if defined(__F16C__)
+  return _cvtsh_ss(half);
+#else
+  const uint32_t sign = uint32_t{half & 0x8000u} << 16;
+  uint32_t bits = uint32_t{half & 0x7fffu} << 13;
+  if (bits >= 0x0f800000u) {  // infinities, and what is no number
+    bits |= 0x7f800000u;
+    if (bits & 0x7fffffu) bits |= 0x400000u;
+  } else {
+    // The exponent counts from another start; the product brings small numbers to their first bit as well.
+    float x;
+    __builtin_memcpy(&x, &bits, sizeof x);
+    x *= 0x1p112f;
+    __builtin_memcpy(&bits, &x, sizeof bits);
+  }
+  bits |= sign;
+  float x;
+  __builtin_memcpy(&x, &bits, sizeof x);
+  return x;
+#endif
 }
 
 // e^x for x <= 0, within 2 units in the last place; exactly 1 at 0, exactly 0 below -87 (no denormals), NaN for NaN.
