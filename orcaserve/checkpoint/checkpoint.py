@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from orcaserve.checkpoint.converted import gguf_of, is_converted
 from orcaserve.checkpoint.folder import FolderCheckpoint
 from orcaserve.checkpoint.gguf import MAGIC, GGUFFile
 from orcaserve.checkpoint.gguf_config import ROPE_TENSORS, config_of, generation_config_of
@@ -75,13 +76,12 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
     Raises ModelNotFound, CheckpointError (damaged or contradictory files) or UnsupportedModel.
     """
+    if is_converted(path):
+        raise UnsupportedModel(f"{path.name} was converted for the CPU's kernels: it can be served there and no more")
     if path.is_dir():
         if (path / "config.json").exists():
             return FolderCheckpoint(path)
-        files = sorted(path.glob("*.gguf"))
-        if len(files) != 1:
-            raise ModelNotFound(f"{path} has no config.json, and {len(files)} GGUF files (one would do)")
-        path = files[0]
+        path = gguf_of(path)
     if not path.is_file():
         raise ModelNotFound(f"{path} is neither a file nor a folder")
     if path.suffix == ".safetensors":

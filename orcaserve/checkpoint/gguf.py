@@ -70,6 +70,7 @@ KINDS: dict[int, tuple[str, int, int]] = {
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _BOOL, _STRING, _ARRAY = 7, 8, 9
+_PAIRS_START = 24
 # type number -> numpy type of a number in the metadata
 _NUMBERS: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
@@ -101,6 +102,7 @@ class GGUFFile:
         self.version = header.version
         self.metadata = header.metadata
         self.tensors = header.tensors
+        self._pairs_end = header.pairs_end
 
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The tensor as float32, into `out` (contiguous, same shape) if given. KeyError if `tensors` lacks it."""
@@ -109,6 +111,11 @@ class GGUFFile:
     def stored(self, name: str) -> NDArray[np.uint8]:
         """A copy of the tensor's bytes [rows, bytes of a row], for `dequantise`. KeyError if `tensors` lacks it."""
         return self._file.stored(self.tensors[name])
+
+    def without_tensors(self) -> bytes:
+        """A GGUF file of the same metadata that has no tensors."""
+        pairs = self._file.data[_PAIRS_START : self._pairs_end]
+        return MAGIC + _U32.pack(self.version) + _U64.pack(0) + self._file.data[16:_PAIRS_START] + pairs
 
     def close(self) -> None:
         self._file.close()
@@ -132,6 +139,7 @@ class _Header:
         self._check_count("metadata keys", n_pairs, MAX_PAIRS, least_bytes=13)
         for _ in range(n_pairs):
             self._read_pair()
+        self.pairs_end = self._at
         self._read_tensors(n_tensors)
 
     def _fail(self, text: str) -> CheckpointError:

@@ -46,6 +46,10 @@ class MappedFile:
         self._forget(info)
         return copy.reshape(info.shape[0], -1)
 
+    def mapped(self, info: TensorInfo) -> NDArray[np.uint8]:
+        """The tensor's bytes as they lie in the file, read-only and not copied."""
+        return np.frombuffer(self.data, np.uint8)[info.offset : info.offset + info.n_bytes]
+
     def _forget(self, info: TensorInfo) -> None:
         """Tell the system that these pages are not needed again: they would count as this process's memory."""
         if hasattr(mmap, "MADV_DONTNEED"):

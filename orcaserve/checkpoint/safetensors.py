@@ -7,6 +7,8 @@ Everything the header claims is compared with the file's size before it is used;
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from orcaserve.checkpoint.tensor_info import TensorInfo, check_apart
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 
 MAX_HEADER = 100 << 20
+ALIGNMENT = 64  # of the data in files that are written here
 MAX_DIMENSIONS = 8
 ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1,
@@ -29,7 +32,8 @@ ITEM_BYTES = {
 class SafetensorsFile:
     """One open file; reads its header at once, its tensors when asked.
 
-    tensors: name -> TensorInfo. Raises ModelNotFound, CheckpointError (damaged) and UnsupportedModel (kind of number).
+    tensors: name -> TensorInfo. metadata: the texts its writer put beside them.
+    Raises ModelNotFound, CheckpointError (damaged) and UnsupportedModel (kind of number).
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +45,8 @@ class SafetensorsFile:
         if length > MAX_HEADER or data > size:
             raise CheckpointError(f"{path.name} claims a header of {length} bytes, more than it can hold")
         header = parse_object(self._file.data[8:data], path.name)
-        header.pop("__metadata__", None)
+        metadata = header.pop("__metadata__", None)
+        self.metadata: dict[str, Any] = metadata if isinstance(metadata, dict) else {}
         self.tensors = {name: self._entry(name, entry, data) for name, entry in header.items()}
         check_apart(self.tensors.values(), path.name)
         used = sum(info.n_bytes for info in self.tensors.values())
@@ -73,8 +78,32 @@ class SafetensorsFile:
         """A copy of the tensor's bytes [rows, bytes of a row], for `dequantise`. KeyError if `tensors` lacks it."""
         return self._file.stored(self.tensors[name])
 
+    def mapped(self, name: str) -> NDArray[np.uint8]:
+        """Its bytes, in one dimension, read-only and not copied: the file must stay open. KeyError as above."""
+        return self._file.mapped(self.tensors[name])
+
     def close(self) -> None:
         self._file.close()
+
+
+def write_bytes(path: Path, arrays: Mapping[str, NDArray[np.uint8]], metadata: Mapping[str, str]) -> None:
+    """Write a file of tensors U8 of one dimension, each starting at a multiple of ALIGNMENT bytes.
+
+    arrays: contiguous, of one dimension; they are filled up with zeros to a multiple of ALIGNMENT, and so recorded.
+    """
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name, array in arrays.items():
+        begin, end = end, end + -(-array.size // ALIGNMENT) * ALIGNMENT
+        header[name] = {"dtype": "U8", "shape": [end - begin], "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for array in arrays.values():
+            file.write(array.data)
+            file.write(bytes(-array.size % ALIGNMENT))
 
 
 def _are_sizes(value: Any) -> bool:

@@ -9,10 +9,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, cache_dir, cached_models
+from orcaserve.config import DTYPES, KV_DTYPES, QUANTIZATIONS
 from orcaserve.core.errors import ConfigError
 from orcaserve.version import __version__
 from orcaserve.worker.resources import available_cores, available_memory
 
+WEIGHTS = (*DTYPES[1:], *QUANTIZATIONS[2:])
 PACKAGES = ("torch", "numpy", "tokenizers", "gguf", "grpcio", "protobuf", "uvicorn", "httptools")
 
 
@@ -31,21 +33,19 @@ def run(args: argparse.Namespace) -> int:
         except PackageNotFoundError:
             rows[package] = "missing"
             troubles.append(f"the package {package} is not installed")
+    rows["threads"] = f"{available_cores()}, unless -t says otherwise"
     try:
-        import torch
-
         from orcaserve import native
 
         rows["instruction set"] = f"{native.isa()} (this CPU has: {', '.join(native.available_isas())})"
-        rows["devices"] = "cpu" + "".join(
-            f", cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())
-        )
+        rows["weights"] = f"{', '.join(WEIGHTS)}; K/V: {', '.join(KV_DTYPES[1:])}"
     except ConfigError as error:
         rows["instruction set"] = "not the one that was asked for"
         troubles.append(str(error))
-    except (ImportError, RuntimeError) as error:
+    except ImportError as error:
         rows["instruction set"] = "no kernels"
-        troubles.append(f"the native kernels cannot be loaded ({error}); attention runs in PyTorch, slower")
+        troubles.append(f"the native kernels cannot be loaded ({error}); models run in PyTorch, much slower")
+    rows["devices"] = ", ".join(["cpu", *_cuda_devices()])
     models = {name: size for name, _, size in cached_models()}
     rows["cache"] = f"{cache_dir()}: " + (", ".join(models) or "empty")
     if DEFAULT_MODEL not in models:
@@ -56,6 +56,16 @@ def run(args: argparse.Namespace) -> int:
     for trouble in troubles:
         print(f"TROUBLE  {trouble}")
     return 1 if troubles else 0
+
+
+def _cuda_devices() -> list[str]:
+    """Others that PyTorch could use."""
+    try:
+        import torch
+
+        return [f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count())]
+    except (ImportError, RuntimeError):
+        return []
 
 
 def _cpu_name() -> str:

@@ -15,7 +15,7 @@ VERBS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
     "generate": "print the text a model continues a prompt with",
     "chat": "talk to a model in this terminal",
-    "models": "list, fetch and find models: models list|pull|path",
+    "models": "list, fetch, find and convert models: models list|pull|path|convert",
     "doctor": "facts about this machine and installation, for a bug report",
 }
 

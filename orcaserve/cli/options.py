@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
-from orcaserve.config import DTYPES, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from orcaserve.config import DTYPES, KV_DTYPES, QUANTIZATIONS, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from orcaserve.core import SamplingParams
 from orcaserve.core.errors import ConfigError
 
@@ -38,9 +38,32 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
         parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
     parser.add_argument("-m", "--model-path", "--model", dest="model_flag", metavar="MODEL", help=text)
     group = parser.add_argument_group("model and memory")
-    group.add_argument("--dtype", choices=DTYPES, default="float32", help="how weights are held (default: %(default)s)")
     group.add_argument(
-        "--kv-cache-dtype", choices=DTYPES, default="float32", help="how K/V is held (default: %(default)s)"
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="how weights are held that are not quantised; auto: bfloat16 if the file has bfloat16, else float32",
+    )
+    group.add_argument(
+        "--quantization",
+        choices=QUANTIZATIONS,
+        default="auto",
+        help="integers for weights: int8 is 4 times as small as float32 and as much faster, int4 (with a scale per 32) "
+        "is smaller still, faster for few requests and slower for many; auto: int8 for what the file has quantised "
+        "already, none for the rest",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        choices=KV_DTYPES,
+        default="auto",
+        help="how keys and values are held; int8 (with a scale per token and head) makes room for 3.8 times the tokens "
+        "of float32; auto: int8 with int8 or int4 weights, else as the weights",
+    )
+    group.add_argument(
+        "--device",
+        default="cpu",
+        help="cpu; cuda or cuda:N (through PyTorch, no speed is promised); reference: the readable PyTorch model on "
+        "the CPU, what the kernels are tested against (default: %(default)s)",
     )
     group.add_argument(
         "-c",
@@ -76,6 +99,8 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             path=Path(os.path.abspath(locate_model(model))),
             name=model_name(model),
             dtype=args.dtype,
+            quantization=args.quantization,
+            device=args.device,
             max_model_len=args.max_model_len,
             threads=args.threads,
         ),

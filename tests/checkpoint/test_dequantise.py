@@ -7,7 +7,7 @@ import pytest
 from gguf import GGMLQuantizationType, quants
 from gguf.constants import GGML_QUANT_SIZES
 
-from orcaserve.checkpoint.dequantise import dequantise
+from orcaserve.checkpoint.dequantise import dequantise, is_finite
 from orcaserve.core.errors import UnsupportedModel
 
 OURS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
@@ -48,3 +48,22 @@ def test_double_precision_and_unknown_kinds() -> None:
     for kind in ("I32", "F8_E4M3", "Q9_9"):
         with pytest.raises(UnsupportedModel, match=f"{kind}.*Q4_1"):
             dequantise(kind, np.zeros(8, np.uint8), out)
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_is_finite_says_what_the_numbers_say(kind: str) -> None:
+    """Over single bytes changed to what makes exponents of scales (or numbers) all ones, and to others."""
+    random = np.random.default_rng(3)
+    numbers = random.standard_normal((4, 256)).astype(np.float32)
+    stored = np.ascontiguousarray(quants.quantize(numbers, GGMLQuantizationType[kind])).view(np.uint8).reshape(-1)
+    assert is_finite(kind, stored)
+    outcomes = set()
+    for at in random.integers(0, 4 * 40, 300):
+        damaged = stored.copy()
+        damaged[at : at + 2] = random.choice([0x7C, 0xFC, 0x80, 0x7F, 0xFF, 0x00, 0x21], 2)
+        out = np.empty(numbers.size, np.float32)
+        with np.errstate(all="ignore"):
+            dequantise(kind, damaged, out)
+        assert is_finite(kind, damaged) == np.isfinite(out).all()
+        outcomes.add(bool(np.isfinite(out).all()))
+    assert outcomes == {True, False}

@@ -184,3 +184,13 @@ def test_mutations_never_do_more_than_raise_a_model_error(
             checkpoint.read(name)
     except ModelError:
         pass
+
+
+def test_a_copy_without_tensors_has_the_same_metadata(small_gguf: Path, tmp_path: Path) -> None:
+    file = GGUFFile(small_gguf)
+    (tmp_path / "metadata.gguf").write_bytes(file.without_tensors())
+    copy = GGUFFile(tmp_path / "metadata.gguf")
+    assert copy.tensors == {} and file.tensors
+    assert (copy.version, list(copy.metadata)) == (file.version, list(file.metadata))
+    for key, value in file.metadata.items():
+        assert np.array_equal(copy.metadata[key], value), key

@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from orcaserve.checkpoint.safetensors import SafetensorsFile
+from orcaserve.checkpoint.safetensors import ALIGNMENT, SafetensorsFile, write_bytes
 from orcaserve.core.errors import CheckpointError, ModelError, ModelNotFound, UnsupportedModel
 
 Write = Callable[..., Path]
@@ -109,3 +109,18 @@ def test_mutations_never_do_more_than_raise_a_model_error(at: int, raw: bytes, c
             file.read(name)
     except ModelError:
         pass
+
+
+def test_what_is_written_here_is_read_here_and_by_the_library(tmp_path: Path) -> None:
+    arrays = {f"a{n}": np.arange(n, dtype=np.uint8) for n in (1, 64, 65, 200)}
+    path = tmp_path / "x.safetensors"
+    write_bytes(path, arrays, {"note": "äöü", "other": "1"})
+    file, theirs = SafetensorsFile(path), load_file(path)
+    assert file.metadata == {"note": "äöü", "other": "1"}
+    for name, array in arrays.items():
+        mapped = file.mapped(name)
+        assert mapped.size == -(-array.size // ALIGNMENT) * ALIGNMENT
+        assert np.array_equal(mapped[: array.size], array) and not mapped[array.size :].any()
+        assert file.tensors[name].offset % ALIGNMENT == 0
+        assert not mapped.flags.writeable
+        assert np.array_equal(theirs[name].numpy(), mapped)
