@@ -1,0 +1,56 @@
+"""NativeBuilder: weights as the kernels read them: matrices packed in panels, tables as the checkpoint stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import numpy as np
+
+from orcaserve.model.parameter import Bytes, Floats, Parameter
+from orcaserve.model.weights import Weights
+from orcaserve.native import _kernels
+from orcaserve.native.packing import Format, PackedMatrix, pack, pack_int4_blocks
+from orcaserve.native.precision import INT4_KINDS, Precision
+
+
+class RowFormat(IntEnum):
+    """csrc/model.h's RowFormat, under the names of kinds."""
+
+    F32 = 0
+    BF16 = 1
+    Q8_0 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+
+
+Norm = tuple[Floats, Floats | None]
+Table = tuple[RowFormat, Bytes]
+NativeWeights = Weights[PackedMatrix, Norm, Table]
+
+
+class NativeBuilder:
+    """A WeightsBuilder. The team's threads share the packing of each matrix."""
+
+    def __init__(self, precision: Precision, team: _kernels.Team) -> None:
+        self._precision, self._team = precision, team
+
+    def norm(self, weight: Floats, bias: Floats | None) -> Norm:
+        return weight, bias
+
+    def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> PackedMatrix:
+        kinds = {part.kind for part in parts}
+        format = self._precision.format(kinds, parts[0].shape[1])
+        if format is Format.INT4 and kinds <= INT4_KINDS:
+            blocks = [(part.kind, part.stored()) for part in parts]
+            return pack_int4_blocks(blocks, interleaved=gated, biases=biases, team=self._team)
+        floats = [part.floats() for part in parts]
+        return pack(floats, format, interleaved=gated, biases=biases, team=self._team)
+
+    def table(self, rows: Parameter) -> Table:
+        if rows.kind in RowFormat.__members__:
+            return RowFormat[rows.kind], rows.stored()
+        return RowFormat.F32, rows.floats().view(np.uint8)
+
+    def tied(self, table: Parameter) -> tuple[Table, PackedMatrix]:
+        return self.table(table), self.matrix([table], None)
