@@ -1,0 +1,133 @@
+"""Sampler: one token per request from the logits of an iteration, each request by its own settings, in one native call.
+
+It chooses as orcaserve.model.reference.sampler does, which says the order of operations, and can do more: masks of the
+tokens that are allowed, and log-probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.sampling_params import SamplingParams
+from orcaserve.native import _kernels
+
+MAX_TOP_LOGPROBS = 20
+_UINT64 = 2**64 - 1
+_NOT_A_NUMBER, _ALL_EXCLUDED, _OUTSIDE_VOCABULARY = 1, 2, 3  # SampleOutcome of csrc/sampler.h
+
+_T = TypeVar("_T")
+Masks = Mapping[int, NDArray[np.uint32]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Of the model's own distribution: the softmax of the logits before masks, penalties and temperature.
+
+    logprob: of the chosen token. rank: 1 + the number of tokens that are likelier.
+    top_ids, top_logprobs: of the best tokens, best first, as many as were asked for.
+    """
+
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Sampler:
+    """Chooses tokens for requests that were admitted. Not thread-safe."""
+
+    def __init__(self, team: _kernels.Team) -> None:
+        self._native = _kernels.Sampler(team)
+        self._params: dict[int, SamplingParams] = {}
+
+    def admit(
+        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], seed: int
+    ) -> None:
+        """Take a request before its first `sample`. seed: 64 bits, what its draws are made of."""
+        named = max(params.logit_bias, default=-1), max(params.stop_token_ids, default=-1)
+        self._native.admit(
+            request_id,
+            temperature=0.0 if params.greedy else params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            bias_ids=list(params.logit_bias),
+            bias=list(params.logit_bias.values()),
+            min_tokens=params.min_tokens,
+            stop_ids=sorted(stop_ids) if params.min_tokens else [],
+            largest_id=max(named),
+            seed=seed & _UINT64,
+            n_text=len(input_ids),
+            seen=input_ids if params.repetition_penalty != 1 else [],
+        )
+        self._params[request_id] = params
+
+    def drop(self, request_ids: Iterable[int]) -> None:
+        """Forget requests; unknown ones are no error."""
+        ids = list(request_ids)
+        self._native.drop(ids)
+        for request_id in ids:
+            self._params.pop(request_id, None)
+
+    def sample(
+        self, logits: NDArray[np.float32], request_ids: Sequence[int], masks: Masks | None = None
+    ) -> tuple[list[int], dict[int, str]]:
+        """logits [R, vocabulary], overwritten -> (a token per request, request id -> why it cannot go on).
+
+        The token of a request that cannot go on is 0 and means nothing.
+        masks: request id -> the allowed tokens, [vocabulary / 32 rounded up] uint32, bit i % 32 of word i // 32 being
+        token i. Requests without one may get any token; masks of others than `request_ids` are not looked at.
+        Raises KeyError for a request that was not admitted.
+        """
+        tokens, failures, _ = self._native.sample(logits, request_ids, _by_row(masks, request_ids), [])
+        return tokens, self._failures(failures, request_ids, logits) if failures else {}
+
+    def sample_with_logprobs(
+        self,
+        logits: NDArray[np.float32],
+        request_ids: Sequence[int],
+        n_top: Mapping[int, int],
+        masks: Masks | None = None,
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
+        """As `sample`, and log-probabilities of the requests of n_top: request id -> number of best tokens, 0 to 20.
+
+        A request that cannot go on has none.
+        """
+        wanted = _by_row(n_top, request_ids)
+        tokens, failures, described = self._native.sample(logits, request_ids, _by_row(masks, request_ids), wanted)
+        logprobs = {request_ids[row]: TokenLogprobs(*rest) for row, *rest in described}
+        return tokens, self._failures(failures, request_ids, logits), logprobs
+
+    def _failures(
+        self, failures: list[tuple[int, int]], request_ids: Sequence[int], logits: NDArray[np.float32]
+    ) -> dict[int, str]:
+        return {
+            request_ids[row]: self._explain(outcome, request_ids[row], logits.shape[1]) for row, outcome in failures
+        }
+
+    def _explain(self, outcome: int, request_id: int, vocab_size: int) -> str:
+        if outcome == _NOT_A_NUMBER:
+            return "the model's output is not a number"
+        if outcome == _ALL_EXCLUDED:
+            return "every token is excluded"
+        assert outcome == _OUTSIDE_VOCABULARY
+        try:
+            self._params[request_id].check_vocabulary(vocab_size)
+        except InvalidRequest as error:
+            return error.message
+        raise AssertionError("the ids that a request names were found outside the vocabulary and inside it")
+
+
+def _by_row(values: Mapping[int, _T] | None, request_ids: Sequence[int]) -> list[tuple[int, _T]]:
+    if not values:
+        return []
+    return [(row, values[request_id]) for row, request_id in enumerate(request_ids) if request_id in values]
