@@ -29,7 +29,7 @@ void deal(Team& team, int n_phases, int n_units, std::function<void(int member, 
       std::vector<int>& taken = rounds[static_cast<size_t>(phase)];
       delay(member, phase);
       for (int64_t unit; (unit = team.take()) < n_units;) ++taken[static_cast<size_t>(unit)];
-      team.barrier();
+      team.barrier(member);
       for (int count : taken) faults[static_cast<size_t>(member)] += count != 1;
     }
   });

@@ -28,6 +28,8 @@ class Host {
   // frequencies: [2][rope_dim / 2]; a request takes the set (its number % 2).
   Logits run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch, const Array<float>& frequencies);
 
+  const KVRegion& region() const { return region_; }
+
  private:
   struct Request {
     int n_tokens = 0;

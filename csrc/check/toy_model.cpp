@@ -1,8 +1,9 @@
 #include "toy_model.h"
 
+#include <cmath>
 #include <cstring>
 
-#include "../pack.h"
+#include "plain_pack.h"
 
 namespace orcaserve::check {
 
@@ -11,4 +12,99 @@ const Shape kLlama{"llama", 96, 8, 2, 20, 224, 151, 2, Norm::kRms, Activation::k
 const Shape kGpt2{"gpt2", 160, 4, 4, 24, 320, 97, 2, Norm::kLayer, Activation::kGeluTanh, false, true, 0, true, RowFormat::kBFloat16};
 const Shape kOdd{"odd", 83, 5, 1, 12, 101, 50, 3, Norm::kRms, Activation::kGelu, true, true, 8, false, RowFormat::kFloat32};
 
+namespace {
+
+constexpr int kMostTokens = 2048;  // of a text, by learned positions
+
+int64_t row_bytes(RowFormat format, int width) {
+  switch (format) {
+    case RowFormat::kFloat32: return 4 * width;
+    case RowFormat::kBFloat16: return 2 * width;
+    case RowFormat::kQ8_0: return width / 32 * 34;
+    case RowFormat::kQ4_0: return width / 32 * 18;
+    default: return width / 32 * 20;
+  }
 }
+
+}  // namespace
+
+const float* ToyModel::keep(Array<float> x) {
+  floats_.push_back(std::move(x));
+  return floats_.back().data();
+}
+
+Matrix ToyModel::matrix(int n_out, int n_in, Format format, bool interleaved) {
+  Array<float> weight(static_cast<size_t>(n_out) * n_in), bias;
+  random_.fill(weight, 1 / std::sqrt(n_in));
+  if (shape_.biased) {
+    bias.resize(static_cast<size_t>(n_out));
+    random_.fill(bias, 0.1);
+  }
+  packed_.push_back(pack(weight, bias, n_out, n_in, format, interleaved));
+  return packed_.back().matrix;
+}
+
+NormWeights ToyModel::norm() {
+  NormWeights norm{};
+  for (const float** vector : {&norm.weight, &norm.bias}) {
+    if (vector == &norm.bias && shape_.norm == Norm::kRms) break;
+    Array<float> x(static_cast<size_t>(shape_.hidden));
+    random_.fill(x, 0.2, vector == &norm.weight ? 1 : 0);
+    *vector = keep(std::move(x));
+  }
+  return norm;
+}
+
+// Rows of any bytes would do as 4- and 8-bit blocks, but for their scales, which must be numbers of a middling size.
+Table ToyModel::table(RowFormat format, int n_rows) {
+  Table table{format, n_rows, row_bytes(format, shape_.hidden), nullptr};
+  Array<uint8_t> bytes(static_cast<size_t>(n_rows * table.row_bytes));
+  const bool floats = format == RowFormat::kFloat32 || format == RowFormat::kBFloat16;
+  const int64_t block = floats ? (format == RowFormat::kFloat32 ? 4 : 2) : row_bytes(format, 32);
+  for (size_t start = 0; start < bytes.size(); start += static_cast<size_t>(block)) {
+    uint8_t* at = bytes.data() + start;
+    if (floats) {
+      const float x = random_.normal();
+      std::memcpy(at, reinterpret_cast<const uint8_t*>(&x) + 4 - block, static_cast<size_t>(block));
+      continue;
+    }
+    for (int64_t i = 0; i < block; ++i) at[i] = static_cast<uint8_t>(random_.bits());
+    // Float16 of about 0.01 for 8 bits and 0.1 for 4, of the minimum -0.8.
+    const uint16_t scale = static_cast<uint16_t>((format == RowFormat::kQ8_0 ? 0x2000 : 0x2e00) + random_.below(1024)), minimum = 0xba66;
+    std::memcpy(at, &scale, 2);
+    if (format == RowFormat::kQ4_1) std::memcpy(at + 2, &minimum, 2);
+  }
+  bytes_.push_back(std::move(bytes));
+  table.rows = bytes_.back().data();
+  return table;
+}
+
+ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shape) {
+  const int q = shape.n_heads * shape.head_dim, kv = shape.n_kv_heads * shape.head_dim, hidden = shape.hidden;
+  for (int i = 0; i < shape.n_layers; ++i) {
+    Layer layer{};
+    layer.attention_norm = norm();
+    layer.qkv = matrix(q + 2 * kv, hidden, layers);
+    layer.out = matrix(hidden, q, layers);
+    layer.mlp_norm = norm();
+    layer.up = matrix(shape.gated ? 2 * shape.intermediate : shape.intermediate, hidden, layers, shape.gated);
+    layer.down = matrix(hidden, shape.intermediate, layers);
+    layers_.push_back(layer);
+  }
+  frequencies_.resize(static_cast<size_t>(shape.rope_dim));
+  for (int i = 0; i < shape.rope_dim; ++i)
+    frequencies_[static_cast<size_t>(i)] = static_cast<float>(std::pow(i < shape.rope_dim / 2 ? 100.0 : 1000.0, -2.0 * (i % (shape.rope_dim / 2)) / shape.rope_dim));
+  model_ = {shape.hidden, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.intermediate, shape.vocab, shape.norm, 1e-5f,
+            shape.activation, shape.gated, static_cast<float>(1 / std::sqrt(shape.head_dim)), shape.rope_dim, 1.1f,
+            true, true, table(shape.embedding, shape.vocab), {}, layers_.data(), shape.n_layers, norm(), matrix(shape.vocab, hidden, head)};
+  if (shape.positions) model_.positions = table(RowFormat::kFloat32, kMostTokens);
+}
+
+NativeModel ToyModel::native(int first_layer, int n_layers) const {
+  Model part = model_;
+  part.first = first_layer == 0;
+  part.last = first_layer + n_layers == model_.n_layers;
+  return NativeModel(part, {layers_.begin() + first_layer, layers_.begin() + first_layer + n_layers});
+}
+
+}  // namespace orcaserve::check

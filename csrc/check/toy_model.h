@@ -7,6 +7,7 @@
 
 #include "../native_model.h"
 #include "array.h"
+#include "plain_pack.h"
 
 namespace orcaserve::check {
 
@@ -46,6 +47,7 @@ class ToyModel {
   Random random_{11};
   std::deque<Array<float>> floats_;   // a deque: what lies in it never moves
   std::deque<Array<uint8_t>> bytes_;
+  std::deque<Packed> packed_;
   std::vector<Layer> layers_;
   Array<float> frequencies_;
   Model model_{};

@@ -1,0 +1,190 @@
+// Whole models on mixed batches: the oracle's logits, and the same bits for a request whatever runs beside it, however its
+// text was cut, on any number of threads, and in one worker or several.
+#include <algorithm>
+#include <map>
+#include <numeric>
+
+#include "checks.h"
+#include "compare.h"
+#include "host.h"
+#include "oracle.h"
+#include "toy_model.h"
+
+namespace orcaserve::check {
+namespace {
+
+using Script = std::vector<Batch>;  // iterations
+
+// The iterations of a script, given as how many tokens of which request, with random tokens.
+Script write_script(const std::vector<std::vector<std::pair<int, int>>>& iterations, int vocab) {
+  Random random(23);
+  Script script;
+  for (const auto& iteration : iterations) {
+    Batch batch;
+    for (const auto& [request, n] : iteration) {
+      batch.push_back({request, {}});
+      for (int i = 0; i < n; ++i) batch.back().tokens.push_back(random.below(vocab));
+    }
+    script.push_back(std::move(batch));
+  }
+  return script;
+}
+
+// Initiations, chunks of one, increments; requests come, go and change places.
+Script mixed(int vocab) {
+  return write_script({{{0, 7}, {1, 33}},
+                       {{0, 1}, {1, 1}, {2, 50}},
+                       {{2, 45}, {0, 1}, {3, 1}, {1, 1}},
+                       {{3, 1}, {2, 1}, {0, 1}, {4, 5}},
+                       {{4, 1}},
+                       {{0, 1}, {1, 1}, {2, 1}, {3, 1}, {4, 1}}},
+                      vocab);
+}
+
+// Texts of more than one part of the keys (512), beside short ones; iterations of more rows than go through a Linear together.
+Script long_texts(int vocab) {
+  return write_script({{{0, 600}, {1, 3}},
+                       {{1, 1}, {0, 1}},
+                       {{0, 423}, {1, 1}, {2, 90}},
+                       {{0, 1}},
+                       {{0, 40}, {2, 1}},
+                       {{1, 1}, {2, 1}, {0, 1}}},
+                      vocab);
+}
+
+// Logits of every iteration.
+std::vector<Logits> play(const ToyModel& toy, Storage storage, const Script& script, int n_threads,
+                         const std::vector<int>& layers_of_workers) {
+  std::vector<NativeModel> workers;
+  int first = 0;
+  for (int n : layers_of_workers) {
+    workers.push_back(toy.native(first, n));
+    first += n;
+  }
+  std::vector<NativeModel*> stages;
+  for (NativeModel& worker : workers) stages.push_back(&worker);
+  Host host(toy.model(), storage, 100);
+  Team team(n_threads);
+  std::vector<Logits> all;
+  for (const Batch& batch : script) all.push_back(host.run(stages, team, batch, toy.frequencies()));
+  return all;
+}
+
+std::vector<Logits> play(const ToyModel& toy, Storage storage, const Script& script, int n_threads = 1) {
+  return play(toy, storage, script, n_threads, {toy.model().n_layers});
+}
+
+bool same_bits(const std::vector<Logits>& a, const std::vector<Logits>& b) {
+  for (size_t i = 0; i < a.size(); ++i)
+    for (size_t r = 0; r < a[i].size(); ++r)
+      if (!check::same_bits(a[i][r], b[i][r])) return false;
+  return a.size() == b.size();
+}
+
+// What the oracle says of every iteration and request.
+using Truth = std::vector<std::vector<Doubles>>;
+
+Truth ask_oracle(const ToyModel& toy, Storage storage, const Script& script) {
+  const Oracle oracle(toy.model(), storage);
+  std::map<int, Remembered> requests;
+  Truth truth;
+  for (const Batch& batch : script) {
+    truth.emplace_back();
+    for (const Piece& piece : batch) {
+      const float* frequencies = toy.frequencies().data() + piece.request % 2 * (toy.model().rope_dim / 2);
+      Doubles logits;
+      for (int token : piece.tokens) logits = oracle.step(requests[piece.request], token, frequencies);
+      truth.back().push_back(std::move(logits));
+    }
+  }
+  return truth;
+}
+
+struct Case {
+  const Shape& shape;
+  Format layers, head;
+  Storage storage;
+
+  std::string text() const {
+    return shape.name + " " + name(layers) + (head == layers ? "" : std::string(", head ") + name(head)) + ", K/V " + name(storage);
+  }
+};
+
+// The oracle's word for a case does not depend on the instruction set: it is asked once.
+const Truth& truth_of(const Case& c, const ToyModel& toy, const Script& script) {
+  static std::map<std::string, Truth> known;
+  const std::string key = c.text() + std::to_string(script[0][0].tokens.size());
+  const auto found = known.find(key);
+  return found != known.end() ? found->second : known.emplace(key, ask_oracle(toy, c.storage, script)).first->second;
+}
+
+void expect_oracles_logits(const Case& c, const ToyModel& toy, const Script& script, const std::vector<Logits>& logits) {
+  const bool rounded = c.storage != Storage::kFloat32 || c.layers == Format::kInt8 || c.layers == Format::kInt4;
+  Closeness closeness(rounded ? 0.02 : 1e-4, rounded ? 0.2 : 1e-4);
+  const Truth& truth = truth_of(c, toy, script);
+  for (size_t i = 0; i < truth.size(); ++i)
+    for (size_t r = 0; r < truth[i].size(); ++r) closeness.add(logits[i][r], truth[i][r]);
+  closeness.expect_close();
+}
+
+// Each request on its own, its text in the same pieces, or token by token.
+void expect_same_alone(const ToyModel& toy, Storage storage, const Script& script, const std::vector<Logits>& logits) {
+  std::map<int, std::vector<std::pair<Piece, Array<float>>>> requests;
+  for (size_t i = 0; i < script.size(); ++i)
+    for (size_t r = 0; r < script[i].size(); ++r)
+      requests[script[i][r].request].emplace_back(script[i][r], logits[i][r]);
+  for (const auto& [request, pieces] : requests) {
+    Script alone, single;
+    for (const auto& [piece, row] : pieces) {
+      alone.push_back({piece});
+      for (int token : piece.tokens) single.push_back({{piece.request, {token}}});
+    }
+    const std::vector<Logits> same = play(toy, storage, alone), slow = play(toy, storage, single);
+    size_t token = 0;
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      token += pieces[i].first.tokens.size();
+      const std::string who = "request " + std::to_string(request) + " has other logits ";
+      expect(check::same_bits(same[i][0], pieces[i].second), who + "alone");
+      expect(check::same_bits(slow[token - 1][0], pieces[i].second), who + "token by token");
+    }
+  }
+}
+
+void check_case(const Case& c, Script (*write)(int)) {
+  const ToyModel toy(c.shape, c.layers, c.head);
+  const Script script = write(toy.model().vocab);
+  const std::vector<Logits> logits = play(toy, c.storage, script);
+  expect_oracles_logits(c, toy, script, logits);
+  for (int n_threads : {2, 4})
+    expect(same_bits(play(toy, c.storage, script, n_threads), logits), std::to_string(n_threads) + " threads change bits");
+  const int n_layers = toy.model().n_layers;
+  expect(same_bits(play(toy, c.storage, script, 2, {1, n_layers - 1}), logits), "two workers change bits");
+  expect_same_alone(toy, c.storage, script, logits);
+}
+
+}  // namespace
+
+void check_models(Report& report) {
+  const Case cases[] = {
+      {kLlama, Format::kFloat32, Format::kFloat32, Storage::kFloat32},
+      {kLlama, Format::kInt8, Format::kInt8, Storage::kInt8},
+      {kLlama, Format::kInt4, Format::kInt8, Storage::kInt8},
+      {kGpt2, Format::kBFloat16, Format::kBFloat16, Storage::kBFloat16},
+      {kGpt2, Format::kInt8, Format::kInt8, Storage::kFloat32},
+      {kGpt2, Format::kInt4, Format::kFloat32, Storage::kBFloat16},
+      {kOdd, Format::kFloat32, Format::kFloat32, Storage::kInt8},
+      {kOdd, Format::kInt8, Format::kBFloat16, Storage::kBFloat16},
+  };
+  for (const Case& c : cases) report.check(c.text(), [&] { check_case(c, mixed); });
+}
+
+void check_long_texts(Report& report) {
+  const Case cases[] = {
+      {kOdd, Format::kFloat32, Format::kFloat32, Storage::kFloat32},
+      {kOdd, Format::kFloat32, Format::kFloat32, Storage::kBFloat16},
+      {kOdd, Format::kInt8, Format::kInt8, Storage::kInt8},
+  };
+  for (const Case& c : cases) report.check("long texts, " + c.text(), [&] { check_case(c, long_texts); });
+}
+
+}  // namespace orcaserve::check
