@@ -1,10 +1,9 @@
 // One iteration through a worker's layers: the flat batch goes from operator to operator in one parallel region.
 //
-// Between operators stands a barrier; within one, units of work (a panel of outputs for a run of rows, a few rows, a block
-// of attention) are handed out one by one. With few rows every member prepares all of them for itself, which costs less than
-// a barrier.
-#include <cstring>
-
+// Between operators stands a barrier; within one, units of work are handed out one by one. Every member begins with units
+// whose rows it worked on in the operator before, so that they are in its own cache: with rows enough each member (or group
+// of members) takes some rows through all outputs; with few rows, all rows through some outputs, so that each weight is
+// fetched by one core only. Whoever is done helps the others.
 #include "kernels.h"
 
 namespace orcaserve::ORCASERVE_ISA {
@@ -12,11 +11,11 @@ namespace {
 
 constexpr int kBlock = 512;  // rows that go through an operator together: their activations stay in the cache
 constexpr int kAlone = 4;    // up to so many rows every member prepares by itself
-constexpr int kUnitsPerMember = 4;
+constexpr int kRowsPerCut = 4;  // fewest rows for which a member reads all weights rather than its share of them
+constexpr int kRowsPerUnit = 16;
 
 int least(int a, int b) { return a < b ? a : b; }
 int most(int a, int b) { return a > b ? a : b; }
-int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 bool is_integer(const Matrix& w) { return w.format == Format::kInt8 || w.format == Format::kInt4; }
 int groups_of(const Matrix& w) { return w.n_in_padded / w.group; }
@@ -86,45 +85,50 @@ struct Sink {
   Activation activation = Activation::kSilu;
 };
 
-// y = x W^T for n_rows rows. then: the matrix that is needed next, or null.
-void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, const Matrix* then, Team& team, int member) {
-  alignas(64) float tiles[2][kTileRows * kPanel];
-  const Multiply multiply_panel = multiply_of(w.format);
-  const bool gated = sink.kind == Sink::kGate;
-  const int n_outs = gated ? w.n_panels / 2 : w.n_panels;  // units across
-  // Rows are cut only where there are too few panels for all members.
-  const int n_tiles = ceil_div(n_rows, kTileRows);
-  const int n_cuts = least(n_tiles, ceil_div(kUnitsPerMember * team.size(), n_outs));
-  const int tiles_per_cut = ceil_div(n_tiles, n_cuts);
-  const int64_t n_units = int64_t{n_outs} * n_cuts;
-  const int width = gated ? w.n_out / 2 : w.n_out;
+// How an operator is cut: into n_cuts runs of rows, each shared by `sharers` members.
+struct Cut {
+  int n_cuts;
+  int sharers;
+  Cut(int n_rows, int n_members) : n_cuts(1) {
+    for (int n = 2; n <= n_members && n * kRowsPerCut <= n_rows; ++n)
+      if (n_members % n == 0) n_cuts = n;
+    sharers = n_members / n_cuts;
+  }
+};
 
-  const auto panel_data = [&](int64_t unit) { return w.panels + unit / n_cuts * (gated ? 2 : 1) * w.panel_bytes; };
-  int64_t unit = team.take();
-  while (unit < n_units) {
-    const int64_t next = team.take();
-    // Fetched while this unit is computed: this member's next panel, or one of the next matrix's first.
-    const uint8_t* ahead = nullptr;
-    if (next < n_units)
-      ahead = next / n_cuts != unit / n_cuts ? panel_data(next) : nullptr;
-    else if (then)
-      ahead = then->panels + least(member, then->n_panels - 1) * then->panel_bytes;
-    const int out = static_cast<int>(unit / n_cuts), col = out * kPanel, n_cols = least(kPanel, width - col);
-    const int first = static_cast<int>(unit % n_cuts) * tiles_per_cut * kTileRows;
-    const int end = least(n_rows, first + tiles_per_cut * kTileRows);
-    for (int row = first; row < end; row += kTileRows) {
-      const int n = least(kTileRows, end - row);
+// Part `i` of n things in `parts`.
+struct Range {
+  int begin, end;
+  Range(int64_t n, int i, int parts)
+      : begin(static_cast<int>(n * i / parts)), end(static_cast<int>(n * (i + 1) / parts)) {}
+  int size() const { return end - begin; }
+};
+
+// One Linear under way.
+struct Product {
+  const Matrix& w;
+  const Operand& x;
+  const Sink& sink;
+  Multiply multiply_panel;
+  bool gated;
+  int width;  // columns of the result
+
+  // Outputs `out` (a panel, or a pair of gate and up) for the rows.
+  void compute(int out, const Range& rows, const uint8_t* ahead) const {
+    alignas(64) float tiles[2][kTileRows * kPanel];
+    const int col = out * kPanel, n_cols = least(kPanel, width - col), panel = gated ? 2 * out : out;
+    const float* bias = w.bias ? w.bias + panel * kPanel : nullptr;
+    for (int row = rows.begin; row < rows.end; row += kTileRows) {
+      const bool is_first = row == rows.begin;
+      const int n = least(kTileRows, rows.end - row);
       float* y = sink.y + int64_t{row} * sink.stride + col;
-      const int panel = gated ? 2 * out : out;
-      const float* bias = w.bias ? w.bias + panel * kPanel : nullptr;
       if (gated) {
-        const uint8_t* second = row == first ? w.panels + (panel + 1) * w.panel_bytes : nullptr;
-        multiply_panel(w, panel, x, row, n, tiles[0], second);
-        multiply_panel(w, panel + 1, x, row, n, tiles[1], row == first ? ahead : nullptr);
+        multiply_panel(w, panel, x, row, n, tiles[0], is_first ? w.panels + (panel + 1) * w.panel_bytes : nullptr);
+        multiply_panel(w, panel + 1, x, row, n, tiles[1], is_first ? ahead : nullptr);
         gate_tile(sink.activation, tiles[0], tiles[1], n, n_cols, bias, bias ? bias + kPanel : nullptr, y, sink.stride);
         continue;
       }
-      multiply_panel(w, panel, x, row, n, tiles[0], row == first ? ahead : nullptr);
+      multiply_panel(w, panel, x, row, n, tiles[0], is_first ? ahead : nullptr);
       if (sink.kind == Sink::kStore)
         store_tile(tiles[0], n, n_cols, bias, y, sink.stride);
       else if (sink.kind == Sink::kAdd)
@@ -132,9 +136,30 @@ void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, c
       else
         activate_tile(sink.activation, tiles[0], n, n_cols, bias, y, sink.stride);
     }
-    unit = next;
   }
-  team.barrier();
+};
+
+// y = x W^T for n_rows rows. then: the matrix that is needed next, or null; its first weights are fetched at the end.
+void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, const Matrix* then, Team& team, int member) {
+  const bool gated = sink.kind == Sink::kGate;
+  const int step = gated ? 2 : 1, n_outs = w.n_panels / step;
+  const Product product{w, x, sink, multiply_of(w.format), gated, gated ? w.n_out / 2 : w.n_out};
+  const Cut cut(n_rows, team.size());
+  for (int i = 0; i < team.size(); ++i) {
+    const int queue = (member + i) % team.size();
+    const int sharer = queue % cut.sharers;
+    const Range rows(n_rows, queue / cut.sharers, cut.n_cuts), outs(n_outs, sharer, cut.sharers);
+    for (int64_t unit; (unit = team.take_from(queue)) < outs.size();) {
+      const int out = outs.begin + static_cast<int>(unit);
+      const uint8_t* ahead = nullptr;
+      if (out + 1 < outs.end)
+        ahead = w.panels + int64_t{out + 1} * step * w.panel_bytes;
+      else if (then)
+        ahead = then->panels + (int64_t{then->n_panels} * sharer / cut.sharers & ~int64_t{1}) * then->panel_bytes;
+      product.compute(out, rows, ahead);
+    }
+  }
+  team.barrier(member);
 }
 
 // Memory of an iteration.
@@ -182,17 +207,21 @@ struct Workspace {
   }
 };
 
-// Calls work(row) for all rows: each member its share and then a barrier, or, with few rows, every member all of them.
+// Calls work(row) for all rows: each member for its own ones and then a barrier, or, with few rows, every member for all.
 template <typename Work>
-void for_rows(int n_rows, bool alone, Team& team, const Work& work) {
+void for_rows(int n_rows, bool alone, Team& team, int member, const Work& work) {
   if (alone) {
     for (int row = 0; row < n_rows; ++row) work(row);
     return;
   }
-  const int step = most(1, least(16, n_rows / (kUnitsPerMember * team.size())));
-  for (int64_t first; (first = team.take() * step) < n_rows;)
-    for (int row = static_cast<int>(first); row < first + step && row < n_rows; ++row) work(row);
-  team.barrier();
+  for (int i = 0; i < team.size(); ++i) {
+    const int queue = (member + i) % team.size();
+    const Range rows(n_rows, queue, team.size());
+    for (int64_t first; (first = team.take_from(queue) * kRowsPerUnit) < rows.size();)
+      for (int row = static_cast<int>(first); row < first + kRowsPerUnit && row < rows.size(); ++row)
+        work(rows.begin + row);
+  }
+  team.barrier(member);
 }
 
 // What one member does in an iteration.
@@ -221,7 +250,7 @@ class Pass {
   float* x(int64_t row) const { return it_.hidden + row * hidden_; }
 
   void begin() {
-    for_rows(it_.n_tokens, false, team_, [&](int row) {
+    for_rows(it_.n_tokens, false, team_, member_, [&](int row) {
       if (m_.first) {
         read_row(m_.embedding, it_.token_ids[row], hidden_, x(row));
         if (m_.positions.rows) {
@@ -236,11 +265,11 @@ class Pass {
   // The operand of `w` from rows source(i) of floats; norm may be null.
   template <typename Source>
   Operand prepare(const Matrix& w, int n_rows, const NormWeights* norm, const Source& source) {
-    const bool alone = n_rows <= kAlone && team_.size() > 1;
+    const bool alone = n_rows <= kAlone && Cut(n_rows, team_.size()).n_cuts == 1 && team_.size() > 1;
     const Operand to = shaped(alone ? ws_.own_of(member_) : ws_.shared, w);
     float* normed = const_cast<float*>(to.x);
     const bool integer = is_integer(w);
-    for_rows(n_rows, alone, team_, [&](int row) {
+    for_rows(n_rows, alone, team_, member_, [&](int row) {
       const float* from = source(row);
       if (norm) {
         normalise(m_.norm, m_.norm_eps, *norm, from, w.n_in, normed + row * to.stride);
@@ -284,7 +313,7 @@ class Pass {
     call.scratch_floats = ws_.scratch_floats;
     call.partial = ws_.attention_partial;
     ORCASERVE_ISA::attend(call, team_, member_);
-    team_.barrier();
+    team_.barrier(member_);
   }
 
   void finish(const Layer& layer, int index, int first, int n) {
@@ -306,8 +335,8 @@ class Pass {
     }
     multiply(w, operand, n, {Sink::kStore, ws_.partial_sums, hidden_}, then, team_, member_);
     if (member_ == 0) it_.all_reduce(it_.all_reduce_context, ws_.partial_sums, int64_t{n} * hidden_);
-    team_.barrier();
-    for_rows(n, false, team_, [&](int row) {
+    team_.barrier(member_);
+    for_rows(n, false, team_, member_, [&](int row) {
       const float* from = ws_.partial_sums + int64_t{row} * hidden_;
       float* to = x(first + row);
       for (int i = 0; i < hidden_; ++i) to[i] += from[i];
@@ -381,7 +410,7 @@ void linear(const Matrix& w, const float* x, int n, float* y, void* workspace, T
       [](void* p, int member) {
         const Context& c = *static_cast<const Context*>(p);
         if (is_integer(c.w))
-          for_rows(c.n, false, c.team, [&](int row) { quantise(c.w, c.x + int64_t{row} * c.w.n_in, c.operand, row); });
+          for_rows(c.n, false, c.team, member, [&](int row) { quantise(c.w, c.x + int64_t{row} * c.w.n_in, c.operand, row); });
         multiply(c.w, c.operand, c.n, {Sink::kStore, c.y, c.w.n_out}, nullptr, c.team, member);
       },
       &context);

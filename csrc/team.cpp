@@ -16,7 +16,7 @@ void pause() {
 
 }  // namespace
 
-Team::Team(int n_threads) : size_(n_threads) {
+Team::Team(int n_threads) : size_(n_threads), queues_(static_cast<size_t>(n_threads)) {
   for (int member = 1; member < size_; ++member) threads_.emplace_back([this, member] { serve(member); });
 }
 
@@ -28,7 +28,6 @@ Team::~Team() {
 }
 
 void Team::run(void (*work)(void*, int), void* context) {
-  next_unit_.store(0, std::memory_order_relaxed);
   if (size_ > 1) {
     work_ = work;
     context_ = context;
@@ -36,7 +35,7 @@ void Team::run(void (*work)(void*, int), void* context) {
     round_.notify_all();
   }
   work(context, 0);
-  barrier();
+  barrier(0);
 }
 
 void Team::serve(int member) {
@@ -44,23 +43,30 @@ void Team::serve(int member) {
     wait_while(round_, round);
     if (over_) return;
     work_(context_, member);
-    barrier();
+    barrier(member);
   }
 }
 
-void Team::barrier() {
+void Team::barrier(int member) {
   const uint32_t generation = generation_.load(std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) {
     wait_while(generation_, generation);
-    return;
+  } else {
+    arrived_.store(0, std::memory_order_relaxed);
+    next_unit_.store(0, std::memory_order_relaxed);
+    generation_.fetch_add(1, std::memory_order_release);
+    if (size_ > 1) generation_.notify_all();
   }
-  arrived_.store(0, std::memory_order_relaxed);
-  next_unit_.store(0, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
-  if (size_ > 1) generation_.notify_all();
+  // Everybody has left the work before this barrier, whose counter is the one that the work after the next will use.
+  queues_[static_cast<size_t>(member)].next[generation & 1].store(0, std::memory_order_relaxed);
 }
 
 int64_t Team::take() { return next_unit_.fetch_add(1, std::memory_order_relaxed); }
+
+int64_t Team::take_from(int queue) {
+  const uint32_t generation = generation_.load(std::memory_order_relaxed);
+  return queues_[static_cast<size_t>(queue)].next[generation & 1].fetch_add(1, std::memory_order_relaxed);
+}
 
 void Team::wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {

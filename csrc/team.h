@@ -1,8 +1,9 @@
-// Team: the threads of the kernels, with a barrier and one dispenser of work for all of them.
+// Team: the threads of the kernels, with a barrier and dispensers of work.
 //
-// Work is handed out in small units by a shared counter, not cut into equal parts beforehand: a thread that the system takes
-// the core from keeps the others waiting for one unit, not for its whole part. Waiting threads spin for some microseconds,
-// about as long as a unit takes, and then sleep, so an idle team uses no processor time.
+// Work is handed out in small units by shared counters, not cut into equal parts beforehand: a thread that the system takes
+// the core from keeps the others waiting for one unit, not for its whole part. Every member has a queue of its own, of units
+// whose data it made itself and has in its cache; it turns to the others' queues when its own is empty. Waiting threads spin
+// for some microseconds, about as long as a unit takes, and then sleep, so an idle team uses no processor time.
 #pragma once
 
 #include <atomic>
@@ -26,11 +27,14 @@ class Team {
   // not throw. One caller at a time.
   void run(void (*work)(void* context, int member), void* context);
 
-  // For use inside `work`, by every member alike. Waits until all have arrived; then the dispenser starts from 0 again.
-  void barrier();
+  // For use inside `work`, by every member alike. Waits until all have arrived; then the dispensers start from 0 again.
+  void barrier(int member);
 
   // The next unit of work: 0, 1, 2, ... over all members since the last barrier (or since run began).
   int64_t take();
+
+  // The same for the queue of one member.
+  int64_t take_from(int queue);
 
  private:
   void serve(int member);
@@ -46,6 +50,11 @@ class Team {
   alignas(64) std::atomic<uint32_t> generation_{0};  // counts barriers passed
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int64_t> next_unit_{0};
+  // Each queue counts in one of two counters, in turn from barrier to barrier; the idle one is set back meanwhile.
+  struct alignas(64) Queue {
+    std::atomic<int64_t> next[2]{0, 0};
+  };
+  std::vector<Queue> queues_;
 };
 
 }  // namespace orcaserve

@@ -39,12 +39,37 @@ void deal(Team& team, int n_phases, int n_units, std::function<void(int member, 
   }
 }
 
+// The same with the members' own queues, of as many units each as their number says; whoever is done helps the others.
+void deal_queues(Team& team, int n_phases) {
+  const int n = team.size();
+  std::vector<std::vector<std::vector<int>>> taken(static_cast<size_t>(n_phases));
+  for (auto& queues : taken)
+    for (int queue = 0; queue < n; ++queue) queues.emplace_back(static_cast<size_t>(3 * queue + 1));
+  std::vector<int> faults(static_cast<size_t>(n));
+  run(team, [&](int member) {
+    for (auto& queues : taken) {
+      for (int i = 0; i < n; ++i) {
+        const int queue = (member + i) % n;
+        std::vector<int>& units = queues[static_cast<size_t>(queue)];
+        for (int64_t unit; (unit = team.take_from(queue)) < static_cast<int64_t>(units.size());) ++units[static_cast<size_t>(unit)];
+      }
+      team.barrier(member);
+      for (const std::vector<int>& units : queues)
+        for (int count : units) faults[static_cast<size_t>(member)] += count != 1;
+    }
+  });
+  for (int fault : faults) expect(fault == 0, "units of the members' queues were not dealt exactly once");
+}
+
 void many_rounds(int n_threads) {
   Team team(n_threads);
   expect(team.size() == n_threads, "the team has another size than asked for");
   const auto at_once = [](int, int) {};
   const int n_rounds = n_threads <= 2 ? 2000 : 300;  // with more members than cores, most of a round is waiting for a core
-  for (int round = 0; round < n_rounds; ++round) deal(team, 1 + round % 3, round % 17, at_once);
+  for (int round = 0; round < n_rounds; ++round) {
+    deal(team, 1 + round % 3, round % 17, at_once);
+    deal_queues(team, round % 4);
+  }
 }
 
 // Long enough for everyone else to stop spinning and sleep.
