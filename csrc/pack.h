@@ -1,5 +1,5 @@
-// Packing: weights as checkpoints store them into the panels of model.h. Compiled once, for the plainest machine: what is
-// packed does not depend on the instruction set, nor on the number of threads.
+// Packing: weights as checkpoints store them into the panels of model.h. Compiled once, for the plainest machine: what
+// is packed does not depend on the instruction set, nor on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -30,8 +30,8 @@ struct FloatPart {
   int n_out;
 };
 
-// Rows of 4-bit blocks of GGUF: a float16 d, for kQ4_1 a float16 m, then 16 bytes, whose low halves are the first 16 inputs
-// of a block and whose high halves are the rest. weight = (nibble - 8) * d, or nibble * d + m.
+// Rows of 4-bit blocks of GGUF: a float16 d, for kQ4_1 a float16 m, then 16 bytes, whose low halves are the first 16
+// inputs of a block and whose high halves are the rest. weight = (nibble - 8) * d, or nibble * d + m.
 struct BlockPart {
   RowFormat format;  // kQ4_0 or kQ4_1
   const uint8_t* rows;
@@ -40,8 +40,8 @@ struct BlockPart {
 };
 
 // Both write all of `panels`: count_panels(...) times panel_bytes(...).
-// kInt8 is rounded to the nearest, symmetric about 0, the largest weight of an output's group being +-127. kInt4 takes, of a
-// few scales and minima, those with the least squared error.
+// kInt8 is rounded to the nearest, symmetric about 0, the largest turned weight of an output's group being +-127. kInt4
+// takes, of a few scales and minima, those with the least squared error.
 void pack_floats(Format format, const FloatPart* parts, int n_parts, int n_in, bool interleaved, uint8_t* panels,
                  Team& team);
 // To kInt4, bit for bit. False if a scale is infinite or not a number, or is too large for its minimum to be a float16:
