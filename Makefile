@@ -1,7 +1,7 @@
 # make serve   set up, then serve the default model on http://127.0.0.1:8000
 # make test    set up, then run all tests
 # make check   set up, then lint, types, import rules
-# make bench   set up, then run the benchmarks of benchmarks/ that need nothing else
+# make bench   set up, then run the benchmarks and print the table of goals (scripts/bench says more)
 # make clean   remove what the above made (the model's cache stays)
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ test: $(VENV)/.dev
 check: $(VENV)/.dev
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/check
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.bench
 	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/bench $(ARGS)
 
 $(VENV)/bin/python:
@@ -39,6 +39,11 @@ $(VENV)/.serve: $(VENV)/bin/python $(SOURCES)
 $(VENV)/.dev: $(VENV)/.serve
 	@echo "setting up: installing the tools for checks and tests" >&2
 	@CMAKE_BUILD_PARALLEL_LEVEL=2 $(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@echo "setting up: installing the tools for plots" >&2
+	@CMAKE_BUILD_PARALLEL_LEVEL=2 $(BIN)/python -m pip install -q -e '.[dev,bench]'
 	@touch $@
 
 clean:

@@ -1,6 +1,6 @@
 """How much of the offline throughput do 32 clients get who stream at once through the real HTTP endpoint?
 
-    python benchmarks/http_streams.py [--streams 32] [--rounds 3] [--out FILE.md]
+    python benchmarks/http_streams.py [--form int8/int8] [--streams 32] [--rounds 5] [--out FILE.md]
 
 The same requests (128 random prompt tokens, `--gen` greedy tokens each) run offline in one process and as streams
 against `orcaserve serve` in turn, round by round; the ratio is taken within a round and the median of the rounds is the
@@ -17,10 +17,15 @@ import time
 from statistics import median
 
 import httpx
-from report import heading, table, write
+from report import Line, add_line_argument, heading, table, write, write_lines
 from server import serving
+from throughputs import engine_config, form_flags
 
 from orcaserve import LLM, SamplingParams
+
+GOAL = 0.9
+NAME = "measured"  # of the model, for clients
+PROMPT = 128
 
 
 def offline(llm: LLM, prompts: list[list[int]], gen: int) -> float:
@@ -35,7 +40,7 @@ async def streams(base: str, prompts: list[list[int]], gen: int) -> float:
 
         async def one(prompt: list[int]) -> None:
             body = {"prompt": prompt, "max_tokens": gen, "ignore_eos": True, "temperature": 0, "stream": True,
-                    "stream_options": {"include_usage": True}, "model": "SmolLM2-135M-Instruct"}  # fmt: skip
+                    "stream_options": {"include_usage": True}, "model": NAME}  # fmt: skip
             async with client.stream("POST", "/v1/completions", json=body) as response:
                 response.raise_for_status()
                 last = [line async for line in response.aiter_lines() if line.startswith("data: {")][-1]
@@ -47,19 +52,25 @@ async def streams(base: str, prompts: list[list[int]], gen: int) -> float:
         return len(prompts) * gen / (time.perf_counter() - start)
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--form", default="int8/int8", help="weights/K/V")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--gen", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out")
+    add_line_argument(parser)
     args = parser.parse_args()
     rng = random.Random(0)
     rows = []
-    flags = ["--n-slots", "16384", "--max-num-seqs", str(args.streams)]
-    with serving(flags) as server, LLM(n_slots=16384, max_num_seqs=args.streams) as llm:
+    weights, kv = args.form.split("/")
+    config = engine_config(args.model, weights, kv, args.streams, PROMPT + args.gen)
+    flags = [*form_flags(weights, kv), "--n-slots", str(config.kv.n_slots), "--max-num-seqs", str(args.streams)]
+    flags += ["--served-model-name", NAME, *(["--model", args.model] if args.model else [])]
+    with serving(flags) as server, LLM.from_config(config) as llm:
         for n in range(args.rounds + 1):
-            prompts = [[rng.randint(100, 40000) for _ in range(128)] for _ in range(args.streams)]
+            prompts = [[rng.randint(100, 40000) for _ in range(PROMPT)] for _ in range(args.streams)]
             a = offline(llm, prompts, args.gen)
             b = asyncio.run(streams(server.base, prompts, args.gen))
             if n:  # the first round warms both up
@@ -69,8 +80,13 @@ def main() -> None:
     shown = [[f"round {i}", f"{a:.0f}", f"{b:.0f}", f"{r:.3f}"] for i, (a, b, r) in enumerate(rows, 1)]
     middle = [median(column) for column in zip(*rows, strict=True)]
     shown.append(["median", f"{middle[0]:.0f}", f"{middle[1]:.0f}", f"**{middle[2]:.3f}**"])
-    write(heading("HTTP against offline", __doc__) + table(columns, shown), args.out)
+    write(heading("HTTP against offline", __doc__) + f"{args.form}\n\n" + table(columns, shown), args.out)
+    what = f"through the HTTP endpoint, {args.streams} streams, of the offline figure"
+    passed = middle[2] >= GOAL
+    line = Line(what, f"{GOAL:.0%}", f"{middle[1]:,.0f}", f"{middle[0]:,.0f} (offline)", f"{middle[2]:.0%}", passed)
+    write_lines([line], args.lines)
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

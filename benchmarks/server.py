@@ -1,4 +1,4 @@
-"""A real `orcaserve serve` for a benchmark: started on a free port, ended with it."""
+"""A real server for a benchmark: started on a free port, ended with it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ import httpx
 class Server:
     base: str
     process: subprocess.Popen[bytes]
-    ready_seconds: float  # from the command to the first 200 of /ready
+    ready_seconds: float  # from the command to the first 200
 
 
 def free_port() -> int:
@@ -27,19 +27,22 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(flags: Sequence[str] = ()) -> Iterator[Server]:
+def started(
+    command: Sequence[str], ready: str, environment: Mapping[str, str] | None = None, quiet: bool = False
+) -> Iterator[Server]:
+    """Any server that takes --port. ready: the path that answers 200 once it serves. quiet: its log is thrown away."""
     port = free_port()
     base = f"http://127.0.0.1:{port}"
-    command = [sys.executable, "-m", "orcaserve", "serve", "--port", str(port), "--log-level", "warning", *flags]
+    where = subprocess.DEVNULL if quiet else None
     start = time.perf_counter()
-    process = subprocess.Popen(command)
+    process = subprocess.Popen([*command, "--port", str(port)], env=environment, stdout=where, stderr=where)
     try:
         with httpx.Client(base_url=base) as client:
             while True:
                 if process.poll() is not None:
-                    raise SystemExit(f"the server ended with {process.returncode}")
+                    raise SystemExit(f"{command[0]} ended with {process.returncode}")
                 try:
-                    if client.get("/ready").status_code == 200:
+                    if client.get(ready).status_code == 200:
                         break
                 except httpx.TransportError:
                     pass
@@ -48,3 +51,11 @@ def serving(flags: Sequence[str] = ()) -> Iterator[Server]:
     finally:
         process.terminate()
         process.wait(30)
+
+
+@contextmanager
+def serving(flags: Sequence[str] = ()) -> Iterator[Server]:
+    """`orcaserve serve` with these flags."""
+    command = [sys.executable, "-m", "orcaserve", "serve", "--log-level", "warning", *flags]
+    with started(command, "/ready") as server:
+        yield server

@@ -1,74 +1,71 @@
-"""How long until `orcaserve serve` is ready, how long does `--help` take, and how much memory is overhead?
+"""How long from the command to the first token, and how much memory beside weights and K/V?
 
-    python benchmarks/startup.py [--runs 5] [--out FILE.md]
+    python benchmarks/startup.py [--runs 5] [--forms int8/int8 float32/float32] [--out FILE.md]
 
-Ready: from the command to the first 200 of /ready, the model in the cache. Memory: peak resident bytes of endpoint and
-engine together (their own peaks added, shared pages counted twice), after 32 clients with prompts of 128 tokens have
-had 64 tokens each, less the weights in float32 and a K/V region that they fill.
+`orcaserve bench startup` for each form, the model in the cache. Memory: peak resident bytes of endpoint and engine
+together (their own peaks added, shared pages counted twice), after 32 prompts of 128 tokens have had 64 tokens each,
+less the weights in their form and a K/V region that this work fills.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import random
+import json
 import subprocess
 import sys
-import time
-from pathlib import Path
-from statistics import median
 
-from http_streams import streams
-from report import heading, table, write
-from server import serving
+from report import Line, add_line_argument, heading, table, write, write_lines
+from throughputs import form_flags
 
-WEIGHTS = 134_515_008 * 4  # parameters of the default model, float32
-SLOT = 2 * 30 * 3 * 64 * 4  # bytes: K and V, layers, K/V heads, head size, float32
-N_SLOTS = 32 * (128 + 64)
-
-
-def peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) * 1024
-
-
-def children(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+GOALS = {"generate_s": 2.0, "serve_s": 2.0, "help_s": 0.3, "beside_weights_and_kv_mb": 300.0}
+NAMES = {
+    "help_s": "`--help`",
+    "generate_s": "`generate` to the first text",
+    "ready_s": "`serve` to ready",
+    "serve_s": "`serve` to the first token over HTTP",
+    "weights_mb": "weights (computed)",
+    "kv_mb": "K/V (computed)",
+    "engine_peak_mb": "peak of the engine",
+    "endpoint_peak_mb": "peak of the endpoint",
+    "beside_weights_and_kv_mb": "engine + endpoint, beside weights and K/V",
+}
 
 
-def main() -> None:
+def measure(form: str, model: str | None, runs: int) -> dict[str, float]:
+    weights, kv = form.split("/")
+    command = [sys.executable, "-m", "orcaserve", "bench", "startup", "--json", "--repeat", str(runs)]
+    command += [*form_flags(weights, kv), *(["--model", model] if model else [])]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    row: dict[str, float] = json.loads(done.stdout)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def shown(name: str, row: dict[str, float]) -> str:
+    if name.endswith("_mb"):
+        return f"{row[name]:.0f} MB"
+    return f"{row[name]:.2f} s (most {row[name + '_most']:.2f})"
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--forms", nargs="+", default=["int8/int8", "float32/float32"], help="weights/K/V")
     parser.add_argument("--out")
+    add_line_argument(parser)
     args = parser.parse_args()
-    rng = random.Random(0)
-    prompts = [[rng.randint(100, 40000) for _ in range(128)] for _ in range(32)]
-    ready, helps, endpoint, engine = [], [], [], []
-    for _ in range(args.runs):
-        start = time.perf_counter()
-        subprocess.run(
-            [str(Path(sys.executable).parent / "orcaserve"), "--help"], stdout=subprocess.DEVNULL, check=True
-        )
-        helps.append(time.perf_counter() - start)
-        with serving(["--n-slots", str(N_SLOTS), "--max-num-seqs", "32"]) as server:
-            ready.append(server.ready_seconds)
-            asyncio.run(streams(server.base, prompts, 64))
-            endpoint.append(peak_bytes(server.process.pid))
-            engine.append(sum(peak_bytes(pid) for pid in children(server.process.pid)))
-        print(f"ready {ready[-1]:.2f} s, help {helps[-1]:.2f} s, engine {engine[-1] / 1e6:.0f} MB", flush=True)
-    known = WEIGHTS + N_SLOTS * SLOT
-    both = [a + b for a, b in zip(endpoint, engine, strict=True)]
-    rows = [
-        ["serve to ready", f"{median(ready):.2f} s", f"{min(ready):.2f} - {max(ready):.2f} s", "5 s"],
-        ["--help", f"{median(helps):.2f} s", f"{min(helps):.2f} - {max(helps):.2f} s", "0.3 s"],
-        ["weights + K/V (computed)", f"{known / 1e6:.0f} MB", "", ""],
-        ["peak of the engine", f"{median(engine) / 1e6:.0f} MB", "", ""],
-        ["peak of the endpoint", f"{median(endpoint) / 1e6:.0f} MB", "", ""],
-        ["engine, beside weights + K/V", f"{(median(engine) - known) / 1e6:.0f} MB", "", "400 MB"],
-        ["engine + endpoint, beside weights + K/V", f"{(median(both) - known) / 1e6:.0f} MB", "", "400 MB"],
+    rows = {form: measure(form, args.model, args.runs) for form in args.forms}
+    goal = {name: f"{GOALS[name]:g} {'MB' if name.endswith('_mb') else 's'}" for name in GOALS}
+    cells = [[text, *(shown(name, row) for row in rows.values()), goal.get(name, "")] for name, text in NAMES.items()]
+    write(heading("Start-up and memory", __doc__) + table(["", *rows, "goal"], cells), args.out)
+    form, row = next(iter(rows.items()))  # the first form is held to the goals, others are for comparison
+    lines = [
+        Line(f"{NAMES[name]}, {form}", goal[name], shown(name, row), "", "", row[name] <= GOALS[name]) for name in GOALS
     ]
-    write(heading("Start-up and memory", __doc__) + table(["", "median", "range", "goal"], rows), args.out)
+    write_lines(lines, args.lines)
+    return 0 if all(line.passed for line in lines) else 1
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -1,0 +1,90 @@
+"""What is left of decoding while another process keeps one core busy?
+
+    python benchmarks/neighbour.py [--form int8/int8] [--batch 1 8 32] [--rounds 5] [--out FILE.md]
+
+Quiet and disturbed runs take turns in one process; the ratio is taken within a round, the median of the rounds is the
+result. The neighbour is an endless loop that is bound to one of the cores this process may use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+
+from report import Line, add_line_argument, heading, table, write, write_lines
+from throughputs import engine_config
+
+from orcaserve.evaluation.measured_engine import MeasuredEngine
+from orcaserve.evaluation.throughput import measure_throughput
+
+GOAL = 0.45
+BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+
+
+@contextmanager
+def busy_core(core: int) -> Iterator[None]:
+    process = subprocess.Popen([sys.executable, "-c", BUSY, str(core)])
+    try:
+        while cpu_ticks(process.pid) < 10:  # it has started and is at its loop
+            time.sleep(0.01)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def cpu_ticks(pid: int) -> int:
+    """User time the process has had so far."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--form", default="int8/int8", help="weights/K/V")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--gen", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out")
+    add_line_argument(parser)
+    args = parser.parse_args()
+    weights, kv = args.form.split("/")
+    config = engine_config(args.model, weights, kv, max(args.batch), args.prompt + args.gen + 1)
+    core = min(os.sched_getaffinity(0))
+    rows: list[list[object]] = []
+    lines = []
+    with MeasuredEngine(config) as engine:
+        for batch in args.batch:
+
+            def decode(batch: int = batch) -> float:
+                return measure_throughput(engine, weights, kv, batch, args.prompt, args.gen, 1).decode_tok_s
+
+            pairs = []
+            for _ in range(args.rounds):
+                quiet = decode()
+                with busy_core(core):
+                    pairs.append((quiet, decode()))
+                print(f"batch {batch}: quiet {pairs[-1][0]:.0f}, disturbed {pairs[-1][1]:.0f} tokens/s", flush=True)
+            share = median(disturbed / quiet for quiet, disturbed in pairs)
+            quiet, disturbed = (median(column) for column in zip(*pairs, strict=True))
+            rows.append([batch, f"{quiet:,.0f}", f"{disturbed:,.0f}", f"{share:.0%}", f"{GOAL:.0%}"])
+            what = f"decode with a neighbour busy on one core, batch {batch}"
+            lines.append(
+                Line(what, f"{GOAL:.0%} of quiet", f"{disturbed:,.0f}", f"{quiet:,.0f}", f"{share:.0%}", share >= GOAL)
+            )
+    columns = ["batch", "quiet, tokens/s", "beside a busy process", "share", "goal"]
+    write(heading("A busy neighbour", __doc__) + f"{args.form}\n\n" + table(columns, rows), args.out)
+    write_lines(lines, args.lines)
+    return 0 if all(line.passed for line in lines) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,102 @@
+"""What a model needs at least: bytes of its weights and K/V in the form they are held in, and arithmetic per token.
+
+Computed from the files' headers, independently of how the engine lays things out: what it keeps beside that (padding,
+copies, scales of int8 weights) counts as its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+from orcaserve.checkpoint.checkpoint import open_checkpoint
+from orcaserve.checkpoint.converted import WEIGHTS, is_converted
+from orcaserve.checkpoint.safetensors import SafetensorsFile
+from orcaserve.checkpoint.tensor_info import TensorInfo
+from orcaserve.config import EngineConfig
+from orcaserve.model.loader import ModelFiles
+from orcaserve.model.spec import ModelSpec
+from orcaserve.native.packed_model import load_packed
+from orcaserve.native.precision import FULL_KINDS, INT4_KINDS, choose_precision
+from orcaserve.worker.resources import available_cores
+
+BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 20 / 32}  # int4: 32 halves of a byte, scale and minimum
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A model as an engine of some settings holds it. weights, kv_cache_dtype: in one word. weight_bytes: of all."""
+
+    spec: ModelSpec
+    weights: str
+    kv_cache_dtype: str
+    weight_bytes: int
+
+
+def how_held(config: EngineConfig) -> Held:
+    """Every `auto` decided, as the engine decides it. Raises ModelError if the files cannot be had."""
+    model = config.model
+    if is_converted(model.path):
+        spec, precision, _ = load_packed(model.path / WEIGHTS, available_cores())
+        tensors = SafetensorsFile(model.path / WEIGHTS).tensors.values()
+        n_bytes = sum(info.n_bytes for info in tensors)
+    else:
+        dtype, quantization = model.dtype, model.quantization
+        if model.device != "cpu":  # PyTorch knows floats only
+            dtype, quantization = "float32" if dtype == "auto" else dtype, "none"
+        with ModelFiles(model.path) as files:
+            spec, precision = files.spec, choose_precision(dtype, quantization, files.matrix_kinds)
+        n_bytes = weight_bytes(model.path, precision.held)
+    return Held(spec, precision.held, precision.with_kv(config.kv.dtype).kv, n_bytes)
+
+
+def model_spec(path: Path) -> ModelSpec:
+    with ModelFiles(path) as files:
+        return files.spec
+
+
+def weight_bytes(path: Path, form: str) -> int:
+    """Bytes of all weights, each counted once, when matrices are held in `form`: float32, bfloat16, int8 or int4."""
+    checkpoint = open_checkpoint(path)
+    try:
+        return round(sum(_bytes(info, form) for info in checkpoint.tensors.values()))
+    finally:
+        checkpoint.close()
+
+
+def stored_bytes(path: Path) -> int:
+    """Bytes of all weights as they lie in the file."""
+    checkpoint = open_checkpoint(path)
+    try:
+        return sum(info.n_bytes for info in checkpoint.tensors.values())
+    finally:
+        checkpoint.close()
+
+
+def slot_bytes(spec: ModelSpec, kv_cache_dtype: str) -> int:
+    """Bytes of one token's keys and values over all layers; int8 has a float32 scale per head."""
+    head = int(spec.head_dim * BYTES[kv_cache_dtype]) + (4 if kv_cache_dtype == "int8" else 0)
+    return 2 * spec.n_layers * spec.n_kv_heads * head
+
+
+def matrix_bytes_per_token(path: Path, form: str) -> int:
+    """Bytes of weights that an iteration of one token must read: all but those of an embedding that is no head."""
+    spec = model_spec(path)
+    untied = 0 if spec.tied else round(spec.vocab_size * spec.hidden_size * BYTES[form])
+    return weight_bytes(path, form) - untied
+
+
+def operations_per_token(spec: ModelSpec) -> int:
+    """Multiplications and additions of one token in the matrices of all layers and the head (attention not counted)."""
+    qkv = spec.hidden_size * (spec.q_size + 2 * spec.n_kv_heads * spec.head_dim)
+    mlp = (3 if spec.gated else 2) * spec.hidden_size * spec.intermediate_size
+    layer = qkv + spec.q_size * spec.hidden_size + mlp
+    return 2 * (spec.n_layers * layer + spec.vocab_size * spec.hidden_size)
+
+
+def _bytes(info: TensorInfo, form: str) -> float:
+    if len(info.shape) < 2:  # norms and biases stay float32
+        return 4.0 * prod(info.shape)
+    finer = form == "int4" and info.kind not in FULL_KINDS | INT4_KINDS  # the file has more than four bits: int8
+    return BYTES["int8" if finer else form] * prod(info.shape)
