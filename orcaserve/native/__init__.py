@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-import torch  # noqa: F401  first: the kernels then find torch's OpenMP runtime loaded and share it and its threads
-
 from orcaserve.core.errors import ConfigError
 
 try:
@@ -21,7 +19,7 @@ except ImportError as error:
 
 ISA_VARIABLE = "ORCASERVE_ISA"
 
-AttentionPlan = _kernels.AttentionPlan
+Team = _kernels.Team
 
 
 def available_isas() -> list[str]:
@@ -51,4 +49,4 @@ def _apply_environment() -> None:
 
 _apply_environment()
 
-__all__ = ["ISA_VARIABLE", "AttentionPlan", "available_isas", "isa", "set_isa"]
+__all__ = ["ISA_VARIABLE", "Team", "available_isas", "isa", "set_isa"]
