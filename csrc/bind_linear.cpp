@@ -43,7 +43,7 @@ Format format_of(int number) {
 template <typename T>
 void check_rows(const Rows<T>& rows, size_t n_columns) {
   require(rows.shape(1) == n_columns, "parts have different numbers of inputs");
-  require(rows.stride(1) == 1 || rows.shape(1) == 1, "the elements of a row must follow each other");
+  require(rows.stride(1) == 1 || rows.shape(1) == 1 || rows.shape(0) == 0, "the elements of a row must follow each other");
 }
 
 // `outputs`: of every part.

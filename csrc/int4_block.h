@@ -115,7 +115,9 @@ inline Int4Block quantise_block(const Floats* w) {
     float scale = (range - 2 * cut) / 15, minimum = lowest + cut;
     nearest_nibbles(w, scale, minimum, nibbles);
     fit(w, nibbles, &scale, &minimum);
-    const uint16_t half_scale = to_half(scale), half_minimum = to_half(minimum);
+    uint16_t half_scale = to_half(scale);
+    if (half_scale == 0 && range > 0) half_scale = 1;  // the smallest there is
+    const uint16_t half_minimum = to_half(minimum);
     scale = half_to_float(half_scale);
     minimum = half_to_float(half_minimum);
     nearest_nibbles(w, scale, minimum, nibbles);

@@ -53,8 +53,12 @@ class PackedMatrix:
     interleaved: bool = False
 
     def __post_init__(self) -> None:
+        padded = _kernels.padded_inputs(self.format, self.n_in)
+        group = _kernels.group_inputs(self.format, padded)
+        if (self.n_in_padded, self.group) != (padded, group):
+            raise ValueError(f"{self.n_in} inputs are filled up to {self.n_in_padded} in groups of {self.group}")
         n_panels = _kernels.count_panels(self.n_out, self.interleaved)
-        shape = n_panels, _kernels.panel_bytes(self.format, self.n_in_padded, self.group)
+        shape = n_panels, _kernels.panel_bytes(self.format, padded, group)
         if self.panels.shape != shape:
             raise ValueError(f"the panels are {self.panels.shape}, must be {shape}")
         if self.bias is not None and self.bias.shape != (n_panels * PANEL,):
@@ -79,7 +83,7 @@ def pack(
     for INT4.
     """
     for part in parts:
-        if part.dtype != np.float32 or part.ndim != 2 or part.strides[1] != part.itemsize:
+        if part.dtype != np.float32 or part.ndim != 2 or not _rows_are_contiguous(part):
             raise ValueError(f"a part is {part.dtype} {part.shape}, strides {part.strides}: must be rows of float32")
     outputs = [len(part) for part in parts]
     packed = _make(format, outputs, parts[0].shape[1] if parts else 0, interleaved, biases)
@@ -142,6 +146,10 @@ def hadamard() -> Floats:
     i = np.arange(HADAMARD, dtype=np.uint8)
     ones = np.bitwise_count(i[:, None] & i)
     return ((1 - 2.0 * (ones % 2)) / 8).astype(np.float32)
+
+
+def _rows_are_contiguous(part: Floats) -> bool:
+    return len(part) == 0 or part.shape[1] == 1 or part.strides[1] == part.itemsize
 
 
 def _make(
