@@ -6,7 +6,7 @@ for a Submit that is wrong by itself. What depends on the loaded model (vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from orcaserve.control_plane import engine_pb2 as wire
 from orcaserve.core import (
@@ -92,44 +92,33 @@ def decode_submit(submit: wire.Submit) -> Request:
 
 def encode_report(report: IterationReport) -> wire.FromEngine:
     """All news of one turn of the engine's loop, as columns."""
-    ended_rows: list[int] = []
-    reasons: list[wire.FinishReason] = []
-    errors: dict[int, str] = {}
-    request_ids: list[int] = []
-    tokens: list[int] = []
+    message = wire.FromEngine(report=wire.IterationReport(status=_encode_status(report.status)))
+    columns = message.report
+    columns.request_ids.extend([progress.request_id for progress in report.progress])
+    columns.tokens.extend([0 if progress.token is None else progress.token + 1 for progress in report.progress])
     for row, progress in enumerate(report.progress):
-        request_ids.append(progress.request_id)
-        tokens.append(0 if progress.token is None else progress.token + 1)
         if progress.finish_reason is not None:
-            ended_rows.append(row)
-            reasons.append(_TO_WIRE[progress.finish_reason])
+            columns.ended_rows.append(row)
+            columns.finish_reasons.append(_TO_WIRE[progress.finish_reason])
             if progress.error is not None:
-                errors[row] = progress.error
-    return wire.FromEngine(
-        report=wire.IterationReport(
-            request_ids=request_ids,
-            tokens=tokens,
-            ended_rows=ended_rows,
-            finish_reasons=reasons,
-            errors=errors,
-            status=_encode_status(report.status),
-        )
-    )
+                columns.errors[row] = progress.error
+    return message
 
 
-def decode_progress(report: wire.IterationReport) -> Iterator[Progress]:
+def decode_progress(report: wire.IterationReport) -> list[Progress]:
     """The rows of a report. Raises ValueError if its columns disagree."""
-    ended: dict[int, FinishReason] = {}
-    if report.ended_rows:
-        ended = {
-            row: _FROM_WIRE.get(reason, FinishReason.ERROR)
-            for row, reason in zip(report.ended_rows, report.finish_reasons, strict=True)
-        }
+    rows = [
+        Progress(request_id, token - 1 if token else None)
+        for request_id, token in zip(report.request_ids, report.tokens, strict=True)
+    ]
     errors = report.errors
-    for row, (request_id, token) in enumerate(zip(report.request_ids, report.tokens, strict=True)):
-        reason = ended.get(row)
-        error = errors[row] if reason is not None and row in errors else None
-        yield Progress(request_id, token - 1 if token else None, reason, error)
+    for row, reason in zip(report.ended_rows, report.finish_reasons, strict=True):
+        if row >= len(rows):
+            raise ValueError("a row ended that is not there")
+        error = errors[row] if row in errors else None  # noqa: SIM401  (reading a map of protobuf adds to it)
+        news = rows[row]
+        rows[row] = Progress(news.request_id, news.token, _FROM_WIRE.get(reason, FinishReason.ERROR), error)
+    return rows
 
 
 def encode_facts(facts: EngineFacts) -> wire.FromEngine:

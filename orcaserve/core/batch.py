@@ -1,4 +1,8 @@
-"""Batch and IterationResult: what goes into one iteration of the model, and what comes back."""
+"""Batch and IterationResult: what goes into one iteration of the model, and what comes back.
+
+Nothing here is changed once it is made. What is made for every request in every iteration is not frozen all the same:
+Python makes frozen objects four times as slowly, and the device waits meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from orcaserve.core.request import FinishReason, Phase
 from orcaserve.core.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class BatchEntry:
     """One request's part of an iteration.
 
@@ -44,7 +48,7 @@ class Batch:
 
     @property
     def n_tokens(self) -> int:
-        return sum(len(entry.tokens) for entry in self.entries)
+        return sum([len(entry.tokens) for entry in self.entries])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class IterationResult:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
     """News of one request: a token, its end, or both.
 

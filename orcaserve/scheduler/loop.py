@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from orcaserve.core import (
@@ -158,11 +158,7 @@ class IterationLoop:
         """Report what happened in this turn, if anything did."""
         if not self._news and not self._returned:
             return
-        status = replace(
-            self._scheduler.status(),
-            iteration_seconds=self._iteration_seconds,
-            scheduler_seconds=self._scheduler_seconds,
-        )
+        status = self._scheduler.status(self._iteration_seconds, self._scheduler_seconds)
         report = IterationReport(self._news, status)
         self._news, self._returned, self._scheduler_seconds = [], False, 0.0
         try:

@@ -145,8 +145,11 @@ class Scheduler:
         self._drops.clear()
         return progress
 
-    def status(self) -> EngineStatus:
-        """Counters as of now; `iteration` and what follows from it describe the last batch that returned. No times."""
+    def status(self, iteration_seconds: float = 0.0, scheduler_seconds: float = 0.0) -> EngineStatus:
+        """Counters as of now; `iteration` and what follows from it describe the last batch that returned.
+
+        Times are for who has a clock to say.
+        """
         last = self._last_returned
         entries = last.entries if last else ()
         return EngineStatus(
@@ -157,7 +160,9 @@ class Scheduler:
             n_reserved=self._ledger.n_reserved,
             n_used=self._ledger.n_used,
             batch_tokens=last.n_tokens if last else 0,
-            batch_initiations=sum(entry.phase is Phase.INITIATION for entry in entries),
+            batch_initiations=[entry.phase for entry in entries].count(Phase.INITIATION),
+            iteration_seconds=iteration_seconds,
+            scheduler_seconds=scheduler_seconds,
         )
 
     def check_invariants(self) -> None:

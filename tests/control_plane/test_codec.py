@@ -146,8 +146,9 @@ def test_a_submit_that_is_wrong_by_itself_is_refused(submit: wire.Submit) -> Non
     [
         wire.IterationReport(request_ids=[1, 2], tokens=[1]),
         wire.IterationReport(request_ids=[1], tokens=[1], ended_rows=[0]),
+        wire.IterationReport(request_ids=[1], tokens=[1], ended_rows=[1], finish_reasons=[1]),
     ],
 )
-def test_columns_of_different_length_are_noticed(report: wire.IterationReport) -> None:
+def test_columns_that_disagree_are_noticed(report: wire.IterationReport) -> None:
     with pytest.raises(ValueError):
-        list(codec.decode_progress(report))
+        codec.decode_progress(report)
