@@ -162,7 +162,7 @@ class EngineClient:
         self._lose(reason)
 
     def _dispatch(self, message: wire.IterationReport) -> None:
-        progress = list(codec.decode_progress(message))
+        progress = codec.decode_progress(message)
         self.status = codec.decode_status(message.status)
         self.last_report = time.monotonic()
         if self.on_report is not None:

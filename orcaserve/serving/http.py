@@ -6,9 +6,9 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 from orcaserve.core.errors import InvalidRequest
 
@@ -24,6 +24,23 @@ MAX_IGNORED_SHOWN = 20
 PIECE = 64 * 1024  # bytes of an answer that are written at once
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # anything else a client made up is not repeated to it
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+CONNECTION = "orcaserve.connection"  # the ASGI extension {"connection": Connection}
+
+
+class Connection(Protocol):
+    """What our HTTP server offers beyond ASGI, for the request that is being answered."""
+
+    def abort(self) -> None:
+        """Drop the connection with whatever waits to be written."""
+
+    @property
+    def may_write(self) -> bool:
+        """Whether a part would be on its way at once: the client reads, and has not left."""
+
+    def write_part(self, part: bytes) -> None:
+        """Write one more part of an answer of unknown length whose beginning has been sent."""
 
 
 class Disconnected(Exception):
@@ -57,6 +74,8 @@ class Exchange:
         self._reading: asyncio.Timeout | None = None
         self._receive = receive
         self._send = send
+        self._sending = False
+        self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION, {}).get("connection")
         self._unread = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (
             None,
             "0",
@@ -169,14 +188,23 @@ class Exchange:
     async def send_events(self, frames: bytes) -> None:
         await self._body(frames, more=True)
 
+    @property
+    def may_write(self) -> bool:
+        """Whether `write_events` may be called: the answer has begun, and nothing is on its way before them."""
+        return self.started and not self._sending and self._connection is not None and self._connection.may_write
+
+    def write_events(self, frames: bytes) -> None:
+        """As send_events, for who cannot wait."""
+        assert self._connection is not None
+        self._connection.write_part(frames)
+
     async def end_events(self, frames: bytes) -> None:
         await self._body(frames, more=False)
 
     def abort(self) -> None:
         """Drop the connection with whatever waits to be written."""
-        extension: Mapping[str, Any] = self.scope.get("extensions", {}).get("orcaserve.transport", {})
-        if "abort" in extension:
-            extension["abort"]()
+        if self._connection is not None:
+            self._connection.abort()
 
     async def _left(self) -> None:
         """Return once the client has left or the answer is complete."""
@@ -197,15 +225,23 @@ class Exchange:
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
         mark = [(b"x-request-id", self.id.encode()), *self.extra_headers]
-        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *mark]})
+        await self._pass_on({"type": "http.response.start", "status": status, "headers": [*headers, *mark]})
 
     async def _body(self, body: bytes, more: bool) -> None:
         """In pieces, so that the write timeout asks of a client to take one of them in time, not all."""
         for start in range(0, max(len(body), 1), PIECE):
             end = start + PIECE
-            await self._send(
+            await self._pass_on(
                 {"type": "http.response.body", "body": body[start:end], "more_body": more or end < len(body)}
             )
+
+    async def _pass_on(self, message: Message) -> None:
+        """Send, once the client has taken what is before it."""
+        self._sending = True
+        try:
+            await self._send(message)
+        finally:
+            self._sending = False
 
 
 def _check_content_headers(content_type: str | None, encoding: str | None) -> None:

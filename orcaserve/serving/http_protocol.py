@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from orcaserve.serving.http import encode_json, error_object
+from orcaserve.serving.http import CONNECTION, encode_json, error_object
 
 MAX_HEADER_BYTES = 16 * 1024
 HEADER_SECONDS = 10.0
@@ -20,7 +20,7 @@ class _Refused(Exception):
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. The application may drop it: scope["extensions"]["orcaserve.transport"]["abort"]().
+    """One connection, and for the application the Connection in scope["extensions"].
 
     One request at a time: what is sent before the answer to the last one is complete makes that answer the last, and
     is not read. What the client does not take within `write_timeout` seconds ends the connection.
@@ -63,7 +63,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {"orcaserve.transport": {"abort": self.transport.abort}}
+        self.scope["extensions"] = {CONNECTION: {"connection": self}}
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_header:  # a trailer, after a body in chunks
@@ -100,6 +100,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._arm_write()  # the transport closes itself
 
     # What it is sent.
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    @property
+    def may_write(self) -> bool:
+        return not (self.flow.write_paused or self.transport.is_closing())
+
+    def write_part(self, part: bytes) -> None:
+        """Without ASGI's messages: there is one such part for every token."""
+        self.transport.write(b"%x\r\n%b\r\n" % (len(part), part))
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Protocol
@@ -37,8 +37,7 @@ STALL_SECONDS = 300.0
 class Tokens(Protocol):
     """News of one request; a TokenStream of the control plane."""
 
-    def __aiter__(self) -> Tokens: ...
-    async def __anext__(self) -> list[Progress]: ...
+    def listen(self, take: Callable[[Progress], None]) -> None: ...
 
 
 class Client(Protocol):
@@ -64,67 +63,80 @@ class Plan:
     n_prompt: int
 
 
-class Choice:
-    """One request under way: its tokens as they come, and the text they make."""
+class Audience(Protocol):
+    """Whom choices tell their news, on the event loop. Neither call waits for anything."""
 
-    def __init__(self, service: Service, index: int, request: Request, text: TextStream, arrival: float) -> None:
+    def show(self, choice: Choice, text: str) -> None:
+        """New text, at most once per turn of the engine. The last time, the choice is over, and there may be no text."""
+
+    def fail(self, error: Exception) -> None:
+        """A choice will not come to its end: EngineError if its request failed, else a mistake of ours."""
+
+
+class Choice:
+    """One request under way: its tokens as they come, and the text they make.
+
+    over: nothing more is said of it: it has come to its end, has failed, or was cancelled.
+    """
+
+    def __init__(
+        self, service: Service, index: int, request: Request, text: TextStream, arrival: float, audience: Audience
+    ) -> None:
         self.index = index
         self.request = request
         self.text = text
+        self.over = False
         self._service = service
+        self._audience = audience
         self._arrival = arrival
         self._last_token = arrival
-        self._tokens = service.client.submit(request)
-        self._over = False
+        service.client.submit(request).listen(self._take)
 
     @property
-    def finish_reason(self) -> str:
-        """For the client; call once the choice has ended."""
-        assert self.text.finish_reason is not None
-        return self.text.finish_reason.value
-
-    async def run(self, show: Callable[[Choice, str], Awaitable[None]]) -> None:
-        """Show text as it comes, once per turn of the engine, the last time with `finish_reason` set.
-
-        Raises EngineError if the request fails. Returns without an end if cancel() was called.
-        """
-        async for news in self._tokens:
-            text = self._read(news)
-            if text or self.text.finish_reason is not None:
-                await show(self, text)
-            if self.text.finish_reason is not None:
-                return
-        if not self._over:
-            raise EngineError(ENGINE_LOST)
+    def finish_reason(self) -> str | None:
+        """For the client, once the choice has come to its end."""
+        return None if self.text.finish_reason is None else self.text.finish_reason.value
 
     def cancel(self) -> None:
         """Nobody waits for this choice any more. Idempotent."""
-        if not self._over:
-            self._service.cancel(self.request.id)
+        if not self.over:
             self._end("abort")
+            self._service.cancel(self.request.id)
 
-    def _read(self, news: Sequence[Progress]) -> str:
-        now, shown, metrics = time.monotonic(), "", self._service.metrics
-        for progress in news:
-            if self._over:
-                break
-            if progress.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
-                self._end("error")  # CANCELLED without our asking: the engine is being stopped
-                raise EngineError(progress.error or ENGINE_LOST)
-            if progress.token is not None:
-                metrics.generation_tokens += 1
-                latency = metrics.between_tokens if self.text.n_tokens else metrics.first_token
-                latency.observe(now - self._last_token)
-                self._last_token = now
-            shown += self.text.push(progress.token, progress.finish_reason)
-            if self.text.finish_reason is not None:
-                if progress.finish_reason is None:  # a stop string, which only we can see
-                    self._service.cancel(self.request.id)
-                self._end(self.text.finish_reason.value)
-        return shown
+    def _take(self, news: Progress) -> None:
+        """What fails here is this choice's failure alone: others are told their news after it."""
+        if self.over:
+            return
+        try:
+            text = self._read(news)
+            if text or self.over:
+                self._audience.show(self, text)
+        except EngineError as error:
+            self._end("error")
+            self._audience.fail(error)
+        except Exception as error:
+            self.cancel()
+            self._audience.fail(error)
+
+    def _read(self, news: Progress) -> str:
+        """New text. Raises EngineError if the request has failed."""
+        if news.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            raise EngineError(news.error or ENGINE_LOST)  # CANCELLED without our asking: the engine is being stopped
+        if news.token is not None:
+            now, metrics = time.monotonic(), self._service.metrics
+            metrics.generation_tokens += 1
+            latency = metrics.between_tokens if self.text.n_tokens else metrics.first_token
+            latency.observe(now - self._last_token)
+            self._last_token = now
+        text = self.text.push(news.token, news.finish_reason)
+        if self.text.finish_reason is not None:
+            self._end(self.text.finish_reason.value)
+            if news.finish_reason is None:  # a stop string, which only we can see
+                self._service.cancel(self.request.id)
+        return text
 
     def _end(self, reason: str) -> None:
-        self._over = True
+        self.over = True
         metrics = self._service.metrics
         metrics.finished[reason] += 1
         if reason in ("stop", "length"):
@@ -175,13 +187,15 @@ class Service:
         ]
         return Plan(choices, sum(len(ids) for ids, _ in prompts))
 
-    def start(self, plan: Plan, arrival: float) -> list[Choice]:
+    def start(self, plan: Plan, arrival: float, audience: Audience) -> list[Choice]:
         """Hand all choices to the engine. Raises EngineError if it is gone, before any of them is."""
         if not self.client.n_open:
             self._busy_since = time.monotonic()
         self.metrics.prompt_tokens += plan.n_prompt
         self.metrics.requests_started += len(plan.choices)
-        return [Choice(self, index, request, text, arrival) for index, (request, text) in enumerate(plan.choices)]
+        return [
+            Choice(self, index, request, text, arrival, audience) for index, (request, text) in enumerate(plan.choices)
+        ]
 
     def cancel(self, request_id: int) -> None:
         if not self.client.closed.is_set():

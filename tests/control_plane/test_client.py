@@ -138,6 +138,20 @@ async def test_a_slow_reader_holds_nobody_up_and_its_news_merge(rig: MakeRig) ->
             await anext(slow)
 
 
+async def test_a_listener_is_told_all_news_as_they_come(rig: MakeRig) -> None:
+    async with rig() as r:
+        told: list[Progress] = []
+        early, late = r.client.submit(request(1)), r.client.submit(request(2))
+        early.listen(told.append)
+        await read(r.client.submit(request(3, max_tokens=6)))  # ends after them
+        news = list(told)
+        late.listen(told.append)  # what has come before it is told at once
+        assert [p.token for p in news] == [3, 4, 5, 6, 7]
+        assert told == [*news, *(Progress(2, p.token, p.finish_reason) for p in news)]
+        early.put(Progress(1, 8))
+        assert len(told) == 10, "nothing comes after the end"
+
+
 async def test_a_reader_that_was_cancelled_may_read_on(rig: MakeRig) -> None:
     async with rig(seconds=0.02) as r:
         stream = r.client.submit(request(1))
