@@ -1,72 +1,51 @@
-// Attention of all requests of an iteration in one call, compiled once per instruction set.
-//
-// Work is cut into (block of query tokens) x (K/V head). The query rows of a block are its tokens times the query heads that
-// share the K/V head; they pass over the keys in steps of kKeys with a running softmax (Milakov and Gimelshein 2018): per
-// row a maximum m, a sum l and a weighted sum o of values, rescaled whenever m grows. Rows go through the arithmetic in
-// tiles that fit the registers, so keys and values are read once for up to kTileRows rows.
-//
-// Order of sums. For a row everything runs from its request's key 0 upwards: dimensions one after another in a score, keys
-// in steps that start at multiples of kKeys, keys one after another in the weighted sum. Keys that a row may not see add
-// exact zeros. So a row's bits depend on its own query and on the keys it sees; not on the tile, the block, the other
-// requests, the number of threads, nor on whether its prompt came whole, in chunks or token by token.
-#include "attention.h"
-
-#include <omp.h>
-
-#include "simd.h"
+// Attention over float32 and bfloat16 K/V, and the doors of attention. Keys go through in steps of kStep; rows in tiles that
+// fit the registers, so keys and values are read once for up to kQueryTile rows.
+#include "attention_common.h"
 
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-constexpr int kKeys = 128;  // keys of one softmax step
-constexpr int kKeyVecs = kKeys / kLanes;
-// A tile of kTileRows x kTileVecs accumulators, the vectors they are fed from, and a broadcast fit the registers.
-constexpr int kTileRows = kLanes == 4 ? 4 : 6;
-constexpr int kTileVecs = ORCASERVE_REGISTERS == 32 ? 4 : 2;
-static_assert(kTileRows <= kLanes, "the rescaling factors of a tile are computed in one vector");
+constexpr int kStep = 128;  // keys of a softmax step
+constexpr int kStepVecs = kStep / kLanes;
+static_assert(kPartKeys % kStep == 0, "steps do not cross the border of a part");
 
-constexpr float kInfinity = __builtin_inff();
+// Where the keys and values of a step are. Strips behind the last key repeat the last strip.
+template <typename T>
+struct Step {
+  const T* keys[kStep / kStrip];  // dimension 0; the next dimension lies page_size further on
+  const T* values[kStep / kStrip];
 
-// The pieces of one thread's scratch memory.
-struct Scratch {
-  float* q;       // [rows][head_dim], scaled
-  float* o;       // [rows][padded head_dim]
-  float* sum;     // [rows][kLanes]: l, still spread over lanes
-  float* max;     // [rows]: m
-  float* scores;  // [kTileRows][kKeys]
-  void* keys;     // [head_dim][kKeys], used when pages do not hold whole vectors
+  const T* key_vec(int v) const { return keys[v * kLanes / kStrip] + v * kLanes % kStrip; }
 };
 
-int padded(int n) { return (n + kLanes - 1) / kLanes * kLanes; }
-
-size_t scratch_floats(int rows, int head_dim) {
-  const size_t r = static_cast<size_t>(rows), d = static_cast<size_t>(head_dim);
-  return r * d + r * static_cast<size_t>(padded(head_dim)) + r * kLanes + r + size_t{kTileRows} * kKeys + d * kKeys;
+// The first n elements at p and zeros.
+template <typename T>
+inline Vec load_some(const T* p, int n) {
+  T lanes[kLanes] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return load(lanes);
 }
 
-Scratch carve(float* p, int rows, int head_dim) {
-  Scratch s;
-  s.scores = p;
-  s.sum = s.scores + kTileRows * kKeys;
-  s.o = s.sum + int64_t{rows} * kLanes;
-  s.keys = s.o + int64_t{rows} * padded(head_dim);
-  s.q = static_cast<float*>(s.keys) + int64_t{head_dim} * kKeys;
-  s.max = s.q + int64_t{rows} * head_dim;
-  return s;
-}
-
-// scores[r][v] += q[r] . keys of vector v, for ROWS rows and VECS vectors. columns[v] is dimension 0 of vector v; rows are
-// these keys' values, fetched meanwhile: they lie in pages of their own, whose start the machine cannot foresee.
-template <int ROWS, int VECS, typename T>
-inline void score_tile(const float* q, int head_dim, const T* const* columns, int64_t stride, const T* const* rows,
-                       float* scores) {
+// scores[r][v] = q[r] . keys of vector v, for ROWS rows and VECS vectors from `first` on. FETCH: the values of these keys are
+// fetched meanwhile, for they lie in places that the machine cannot foresee.
+template <int ROWS, int VECS, bool FETCH, typename T>
+inline void score_tile(const float* q, int head_dim, const Step<T>& step, int first, int64_t page_size, float* scores) {
+  const T* columns[VECS];
+  const T* fetched[VECS];
+  for (int v = 0; v < VECS; ++v) {
+    columns[v] = step.key_vec(first + v);
+    const int key = (first + v) * kLanes;
+    fetched[v] = step.values[key / kStrip] + int64_t{key % kStrip} * head_dim;
+  }
   Vec acc[ROWS][VECS] = {};
   for (int d = 0; d < head_dim; ++d) {
+    if constexpr (FETCH) {
 #pragma GCC unroll 8
-    for (int v = 0; v < VECS; ++v) __builtin_prefetch(rows[v * kLanes] + d * kLanes);
+      for (int v = 0; v < VECS; ++v) __builtin_prefetch(fetched[v] + d * kLanes);
+    }
     Vec key[VECS];
 #pragma GCC unroll 8
-    for (int v = 0; v < VECS; ++v) key[v] = load(columns[v] + d * stride);
+    for (int v = 0; v < VECS; ++v) key[v] = load(columns[v] + d * page_size);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
       const Vec x = splat(q[int64_t{r} * head_dim + d]);
@@ -77,26 +56,37 @@ inline void score_tile(const float* q, int head_dim, const T* const* columns, in
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
-    for (int v = 0; v < VECS; ++v) store(scores + r * kKeys + v * kLanes, acc[r][v]);
+    for (int v = 0; v < VECS; ++v) store(scores + r * kStep + (first + v) * kLanes, acc[r][v]);
 }
 
-// o[r][v] = o[r][v] * factor[r] + sum over keys j of weights[r][j] * value row j, for VECS vectors of dimensions from `col`.
-template <int ROWS, int VECS, typename T>
-inline void value_tile(const float* weights, const float* factor, const T* const* rows, int n_keys, int col, float* o,
-                       int o_stride) {
+// o[r][v] = o[r][v] * factor[r] + sum over keys j of weights[r][j] * value row j, for VECS vectors of dimensions from `col`
+// on. SOME: the vector is the last and not full. FETCH: the keys of the step `ahead` are fetched meanwhile.
+template <int ROWS, int VECS, bool SOME, bool FETCH, typename T>
+inline void value_tile(const float* weights, const float* factor, const Step<T>& step, const Step<T>& ahead, int n_keys,
+                       int col, int head_dim, int64_t page_size, float* o, int o_stride) {
   Vec acc[ROWS][VECS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < VECS; ++v) acc[r][v] = load(o + r * o_stride + col + v * kLanes) * splat(factor[r]);
   for (int j = 0; j < n_keys; ++j) {
-    const T* row = rows[j] + col;
+    const T* row = step.values[j / kStrip] + int64_t{j % kStrip} * head_dim + col;
+    if constexpr (FETCH) {
+      const T* line = ahead.keys[j / kStrip] + (j % kStrip + col) * page_size;
+#pragma GCC unroll 8
+      for (int v = 0; v < VECS * kLanes / kStrip; ++v) __builtin_prefetch(line + v * kStrip * page_size);
+    }
     Vec value[VECS];
 #pragma GCC unroll 8
-    for (int v = 0; v < VECS; ++v) value[v] = load(row + v * kLanes);
+    for (int v = 0; v < VECS; ++v) {
+      if constexpr (SOME)
+        value[v] = load_some(row, head_dim - col);
+      else
+        value[v] = load(row + v * kLanes);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
-      const Vec w = splat(weights[r * kKeys + j]);
+      const Vec w = splat(weights[r * kStep + j]);
 #pragma GCC unroll 8
       for (int v = 0; v < VECS; ++v) acc[r][v] = multiply_add(w, value[v], acc[r][v]);
     }
@@ -107,19 +97,8 @@ inline void value_tile(const float* weights, const float* factor, const T* const
     for (int v = 0; v < VECS; ++v) store(o + r * o_stride + col + v * kLanes, acc[r][v]);
 }
 
-// The dimensions that do not fill a vector, one by one.
-template <typename T>
-void value_rest(int n_rows, const float* weights, const float* factor, const T* const* rows, int n_keys, int col,
-                int head_dim, float* o, int o_stride) {
-  for (int r = 0; r < n_rows; ++r)
-    for (int c = col; c < head_dim; ++c) {
-      float acc = o[r * o_stride + c] * factor[r];
-      for (int j = 0; j < n_keys; ++j) acc = multiply_add(weights[r * kKeys + j], to_float(rows[j][c]), acc);
-      o[r * o_stride + c] = acc;
-    }
-}
-
-// The running softmax of one row over a step: scores become weights, m and l move on. Returns m's change (old - new).
+// The running softmax of one row over a step: scores become weights, the maximum and the sum move on. Returns the maximum's
+// change (old - new).
 inline float softmax_step(float* scores, int n_vecs, int n_visible, float* max, float* sum_lanes) {
   for (int j = n_visible; j < n_vecs * kLanes; ++j) scores[j] = -kInfinity;
   Vec top = load(scores);
@@ -139,177 +118,189 @@ inline float softmax_step(float* scores, int n_vecs, int n_visible, float* max, 
   return old_max - new_max;
 }
 
-// One step for one tile: ROWS rows that start at `row`, over the keys whose columns and rows are given.
-template <int ROWS, typename T>
-void tile_step(const Attention& a, const Scratch& s, int row, const int* n_visible, int n_keys, const T* const* columns,
-               int64_t stride, const T* const* rows) {
-  const int d = a.head_dim, o_stride = padded(d), n_vecs = (n_keys + kLanes - 1) / kLanes;
-  const float* q = s.q + int64_t{row} * d;
-  int v = 0;
-  for (; v + kTileVecs <= n_vecs; v += kTileVecs)
-    score_tile<ROWS, kTileVecs>(q, d, columns + v, stride, rows + v * kLanes, s.scores + v * kLanes);
-  for (; v < n_vecs; ++v)
-    score_tile<ROWS, 1>(q, d, columns + v, stride, rows + v * kLanes, s.scores + v * kLanes);
-
-  float change[kLanes] = {};
-  for (int r = 0; r < ROWS; ++r)
-    change[r] = softmax_step(s.scores + r * kKeys, n_vecs, n_visible[r], s.max + row + r, s.sum + (row + r) * kLanes);
-  float factor[kLanes];
-  store(factor, exp_nonpositive(load(change)));
-
-  float* o = s.o + int64_t{row} * o_stride;
-  int c = 0;
-  for (; c + kTileVecs * kLanes <= d; c += kTileVecs * kLanes)
-    value_tile<ROWS, kTileVecs>(s.scores, factor, rows, n_keys, c, o, o_stride);
-  for (; c + kLanes <= d; c += kLanes) value_tile<ROWS, 1>(s.scores, factor, rows, n_keys, c, o, o_stride);
-  if (c < d) value_rest(ROWS, s.scores, factor, rows, n_keys, c, d, o, o_stride);
-}
-
-// tile_step of as many rows as the tile has.
-template <typename T, int ROWS = kTileRows>
-void tile_step_of(int n_rows, const Attention& a, const Scratch& s, int row, const int* n_visible, int n_keys,
-                  const T* const* columns, int64_t stride, const T* const* rows) {
-  if (n_rows == ROWS)
-    tile_step<ROWS>(a, s, row, n_visible, n_keys, columns, stride, rows);
-  else if constexpr (ROWS > 1)
-    tile_step_of<T, ROWS - 1>(n_rows, a, s, row, n_visible, n_keys, columns, stride, rows);
-}
-
-// The pages of one request and one K/V head.
 template <typename T>
-struct Pages {
-  T* keys;
-  T* values;
-  const int32_t* table;
-  int64_t page_elements;  // of all heads together
-  int64_t head_offset;
-  int page_size;
-  int head_dim;
+class FloatKernel {
+ public:
+  static constexpr float kUnit = 1.0f;
 
-  Pages(const Attention& a, int request, int head)
-      : keys(static_cast<T*>(a.keys)),
-        values(static_cast<T*>(a.values)),
-        table(a.table + request * a.table_width),
-        page_elements(int64_t{a.n_kv_heads} * a.page_size * a.head_dim),
-        head_offset(int64_t{head} * a.page_size * a.head_dim),
-        page_size(a.page_size),
-        head_dim(a.head_dim) {}
-
-  // Dimension 0 of token t's key; the next dimension lies page_size further on.
-  T* key(int t) const { return keys + table[t / page_size] * page_elements + head_offset + t % page_size; }
-  T* value(int t) const {
-    return values + table[t / page_size] * page_elements + head_offset + int64_t{t % page_size} * head_dim;
-  }
-};
-
-// Writes the block's new keys and values of one head into the request's pages.
-template <typename T>
-void append(const Attention& a, const Block& b, int head) {
-  const Pages<T> pages(a, b.request, head);
-  const int64_t token = a.starts[b.request] + b.first;
-  for (int i = 0; i < b.n; ++i) {
-    const int t = a.contexts[b.request] + b.first + i;
-    const float* k = a.k + (token + i) * a.k_stride + int64_t{head} * a.head_dim;
-    const float* v = a.v + (token + i) * a.v_stride + int64_t{head} * a.head_dim;
-    T* key = pages.key(t);
-    T* value = pages.value(t);
-    for (int d = 0; d < a.head_dim; ++d) from_float(k[d], key + int64_t{d} * a.page_size);
-    for (int d = 0; d < a.head_dim; ++d) from_float(v[d], value + d);
-  }
-}
-
-// Points columns at the keys t0 .. t0 + n_keys (a vector each) and rows at their values; returns the columns' stride.
-template <typename T>
-int64_t locate(const Pages<T>& pages, int t0, int n_keys, T* staging, const T** columns, const T** rows) {
-  for (int j = 0; j < n_keys; ++j) rows[j] = pages.value(t0 + j);
-  if (pages.page_size % kLanes == 0) {
-    for (int j = 0; j < n_keys; j += kLanes) columns[j / kLanes] = pages.key(t0 + j);
-    return pages.page_size;
-  }
-  for (int j = 0; j < n_keys; ++j) {  // vectors would straddle pages: copy the keys together
-    const T* key = pages.key(t0 + j);
-    for (int d = 0; d < pages.head_dim; ++d) staging[d * kKeys + j] = key[int64_t{d} * pages.page_size];
-  }
-  for (int v = 0; v < kKeyVecs; ++v) columns[v] = staging + v * kLanes;
-  return kKeys;
-}
-
-template <typename T>
-void attend_block(const Attention& a, const Block& b, int head, const Scratch& s) {
-  const int d = a.head_dim, group = a.n_heads / a.n_kv_heads, n_rows = b.n * group, o_stride = padded(d);
-  const int64_t token = a.starts[b.request] + b.first;
-  const Pages<T> pages(a, b.request, head);
-
-  for (int row = 0; row < n_rows; ++row) {
-    const float* q = a.q + (token + row / group) * a.q_stride + int64_t{head * group + row % group} * d;
-    for (int i = 0; i < d; ++i) s.q[int64_t{row} * d + i] = q[i] * a.scale;
-    for (int i = 0; i < o_stride; ++i) s.o[int64_t{row} * o_stride + i] = 0.0f;
-    store(s.sum + row * kLanes, Vec{});
-    s.max[row] = -kInfinity;
+  static size_t floats(int rows, int head_dim) {
+    return static_cast<size_t>(rows) * (static_cast<size_t>(head_dim) + kLanes) + size_t{kQueryTile} * kStep;
   }
 
-  const int seen_first = a.contexts[b.request] + b.first + 1;  // keys that the block's first token sees
-  const int seen_last = seen_first + b.n - 1;
-  for (int t0 = 0; t0 < seen_last; t0 += kKeys) {
-    const T* columns[kKeyVecs];
-    const T* rows[kKeys];
-    const int step_keys = seen_last - t0 < kKeys ? seen_last - t0 : kKeys;
-    const int64_t stride = locate(pages, t0, step_keys, static_cast<T*>(s.keys), columns, rows);
-    for (int row = 0; row < n_rows; row += kTileRows) {
-      const int tile = n_rows - row < kTileRows ? n_rows - row : kTileRows;
-      int n_visible[kTileRows];
-      int n_keys = 0;
-      for (int r = 0; r < tile; ++r) {
-        const int visible = seen_first + (row + r) / group - t0;
-        n_visible[r] = visible < 0 ? 0 : visible < step_keys ? visible : step_keys;
-        n_keys = n_visible[r];  // rows are in the order of tokens: the last one sees most
+  FloatKernel(const AttentionCall& a, int rows, float* memory)
+      : a_(a),
+        page_size_(a.kv->page_size),
+        keys_(reinterpret_cast<T*>(a.kv->keys + a.layer * a.kv->layer_bytes)),
+        values_(reinterpret_cast<T*>(a.kv->values + a.layer * a.kv->layer_bytes)),
+        scores_(memory),
+        lanes_(scores_ + kQueryTile * kStep),
+        q_(lanes_ + rows * kLanes) {}
+
+  void append(const Pages& pages, int t, const float* k, const float* v) {
+    const int64_t base = pages.base(t) * a_.head_dim;
+    T* key = keys_ + base + pages.slot(t);
+    T* value = values_ + base + int64_t{pages.slot(t)} * a_.head_dim;
+    for (int d = 0; d < a_.head_dim; ++d) from_float(k[d], key + d * page_size_);
+    for (int d = 0; d < a_.head_dim; ++d) from_float(v[d], value + d);
+  }
+
+  void enter(int row, const float* q) {
+    for (int i = 0; i < a_.head_dim; ++i) q_[int64_t{row} * a_.head_dim + i] = q[i] * a_.scale;
+  }
+
+  void attend(const Unit& u, int first_row, const Keys& keys, const Softmax& into, const Keys& ahead) {
+    for (int row = first_row; row < u.n_rows; ++row) {
+      for (int i = 0; i < into.stride; ++i) into.o[int64_t{row} * into.stride + i] = 0.0f;
+      into.max[row] = -kInfinity;
+      store(lanes_ + row * kLanes, Vec{});
+    }
+    Step<T> now = locate(keys), then;
+    for (int t = keys.begin; t < keys.end; t += kStep, now = then) {
+      const bool more = t + kStep < keys.end;
+      then = more ? locate({keys.request, keys.head, t + kStep, keys.end}) : ahead.end > 0 ? locate(ahead) : now;
+      bool fetch = true;
+      for (int row = most(first_row, u.first_row(t)), n; row < u.n_rows; row += n, fetch = false) {
+        n = tile_rows(u.n_rows - row, kQueryTile);
+        int visible[kQueryTile];
+        for (int r = 0; r < n; ++r) visible[r] = least(u.visible(row + r) - t, kStep);
+        const Tile tile{row, visible, least(visible[n - 1], keys.end - t)};  // the last row sees most
+        if (fetch)
+          step_of<true>(n, tile, now, then, into);
+        else
+          step_of<false>(n, tile, now, then, into);
       }
-      if (n_keys > 0) tile_step_of<T>(tile, a, s, row, n_visible, n_keys, columns, stride, rows);
     }
+    for (int row = first_row; row < u.n_rows; ++row) into.sum[row] = horizontal_sum(load(lanes_ + row * kLanes));
   }
 
-  for (int row = 0; row < n_rows; ++row) {
-    float* out = a.out + (token + row / group) * a.out_stride + int64_t{head * group + row % group} * d;
-    const float inverse = 1.0f / horizontal_sum(load(s.sum + row * kLanes));
-    for (int i = 0; i < d; ++i) out[i] = s.o[int64_t{row} * o_stride + i] * inverse;
-  }
-}
+ private:
+  struct Tile {
+    int row;             // the first
+    const int* visible;  // of each row: keys of the step that it sees, at least one
+    int n_keys;          // the most
+  };
 
-template <typename T>
-void attend_all(const Attention& a) {
-  const int group = a.n_heads / a.n_kv_heads;
-  const int rows = group > kBlockRows ? group : kBlockRows;
-  const int64_t n_units = a.n_blocks * a.n_kv_heads, n_sharing = a.n_sharing * a.n_kv_heads;
-#pragma omp parallel num_threads(a.n_threads) if (n_units > 1)
-  {
-    const Scratch s = carve(a.scratch + static_cast<size_t>(omp_get_thread_num()) * a.scratch_floats, rows, a.head_dim);
-    if (n_sharing > 0) {
-#pragma omp for schedule(static)
-      for (int64_t i = 0; i < n_sharing; ++i)
-        append<T>(a, a.blocks[i / a.n_kv_heads], static_cast<int>(i % a.n_kv_heads));
+  Step<T> locate(const Keys& keys) const {
+    const Pages pages(a_, keys.request, keys.head);
+    Step<T> step;
+    for (int s = 0; s < kStep / kStrip; ++s) {
+      const int t = keys.begin + s * kStrip;
+      if (t < keys.end || s == 0) {
+        const int64_t base = pages.base(t) * a_.head_dim;
+        step.keys[s] = keys_ + base + pages.slot(t);
+        step.values[s] = values_ + base + int64_t{pages.slot(t)} * a_.head_dim;
+      } else {
+        step.keys[s] = step.keys[s - 1];
+        step.values[s] = step.values[s - 1];
+      }
     }
-#pragma omp for schedule(dynamic, 1) nowait
-    for (int64_t i = 0; i < n_units; ++i) {
-      const Block& b = a.blocks[i / a.n_kv_heads];
-      const int head = static_cast<int>(i % a.n_kv_heads);
-      if (!b.shares_kv) append<T>(a, b, head);
-      attend_block<T>(a, b, head, s);
-    }
+    return step;
   }
-}
 
-void attend(const Attention& a) {
-  if (a.storage == Storage::kFloat32)
-    attend_all<float>(a);
-  else
-    attend_all<BFloat16>(a);
-}
+  // A step of a tile of ROWS rows.
+  template <int ROWS, bool FETCH>
+  void tile_step(const Tile& tile, const Step<T>& now, const Step<T>& then, const Softmax& into) {
+    const int d = a_.head_dim, n_vecs = (tile.n_keys + kLanes - 1) / kLanes;
+    const float* q = q_ + int64_t{tile.row} * d;
+    int v = 0;
+    for (; v + kVecTile <= n_vecs; v += kVecTile)
+      score_tile<ROWS, kVecTile, FETCH>(q, d, now, v, page_size_, scores_);
+    for (; v < n_vecs; ++v) score_tile<ROWS, 1, FETCH>(q, d, now, v, page_size_, scores_);
+
+    float change[kLanes] = {};
+    for (int r = 0; r < ROWS; ++r)
+      change[r] = softmax_step(scores_ + r * kStep, n_vecs, tile.visible[r], into.max + tile.row + r,
+                               lanes_ + (tile.row + r) * kLanes);
+    float factor[kLanes];
+    store(factor, exp_nonpositive(load(change)));
+
+    float* o = into.o + int64_t{tile.row} * into.stride;
+    int c = 0;
+    for (; c + kVecTile * kLanes <= d; c += kVecTile * kLanes)
+      value_tile<ROWS, kVecTile, false, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
+    for (; c + kLanes <= d; c += kLanes)
+      value_tile<ROWS, 1, false, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
+    if (c < d) value_tile<ROWS, 1, true, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
+  }
+
+  // tile_step of as many rows as the tile has.
+  template <bool FETCH, int ROWS = kQueryTile>
+  void step_of(int n_rows, const Tile& tile, const Step<T>& now, const Step<T>& then, const Softmax& into) {
+    if (n_rows == ROWS)
+      tile_step<ROWS, FETCH>(tile, now, then, into);
+    else if constexpr (ROWS > 1)
+      step_of<FETCH, ROWS - 1>(n_rows, tile, now, then, into);
+  }
+
+  const AttentionCall& a_;
+  const int64_t page_size_;
+  T* const keys_;
+  T* const values_;
+  float* const scores_;  // [kQueryTile][kStep]
+  float* const lanes_;   // [rows][kLanes]: the sums of weights, still spread over lanes
+  float* const q_;       // [rows][head_dim], scaled
+};
 
 }  // namespace
 
-extern const Kernels kernels;
+size_t attention_scratch_floats(const Model& m, const KVRegion& kv) {
+  const int rows = Attention<FloatKernel<float>>::rows(m.n_heads, m.n_kv_heads);
+  if (kv.storage == Storage::kInt8) return int8_scratch_floats(rows, m.head_dim);
+  return Attention<FloatKernel<float>>::floats(rows, m.head_dim);
+}
+
+size_t attention_partial_floats(const Model& m, const Iteration& it, const KVRegion&) {
+  const int group = m.n_heads / m.n_kv_heads;
+  int64_t n_splits = 0, n_rows = 0;
+  for (int64_t i = 0; i < it.n_blocks; ++i) {
+    const Block& b = it.blocks[i];
+    if (b.part < 0 || b.split < n_splits) continue;
+    n_splits = b.split + 1;
+    n_rows = b.partial + int64_t{b.n_parts} * b.n * group;
+  }
+  return Attention<FloatKernel<float>>::counter_floats(n_splits, m.n_kv_heads) +
+         static_cast<size_t>(n_rows * m.n_kv_heads) * Softmax::floats(1, m.head_dim);
+}
+
+void rope_rows(const Model& m, const Iteration& it, int first, int n, float* cos, float* sin) {
+  const int half = m.rope_dim / 2;
+  for (int token = first; token < first + n; ++token) {
+    const int request = it.request_of[token];
+    const float position = static_cast<float>(it.contexts[request] + token - it.starts[request]);
+    const float* frequencies = it.frequencies + int64_t{it.frequency_set ? it.frequency_set[request] : 0} * half;
+    for (int i = 0; i < half; ++i) {
+      const float angle = position * frequencies[i];
+      cos[int64_t{token} * half + i] = __builtin_cosf(angle) * m.rope_amplitude;
+      sin[int64_t{token} * half + i] = __builtin_sinf(angle) * m.rope_amplitude;
+    }
+  }
+}
+
+void attend(const AttentionCall& a, Team& team, int member) {
+  float* scratch = a.scratch + a.scratch_floats * static_cast<size_t>(member);
+  switch (a.kv->storage) {
+    case Storage::kFloat32: Attention<FloatKernel<float>>(a, scratch).run(team, member); break;
+    case Storage::kBFloat16: Attention<FloatKernel<BFloat16>>(a, scratch).run(team, member); break;
+    case Storage::kInt8: attend_int8(a, scratch, team, member); break;
+  }
+}
+
+void attend_alone(const AttentionCall& call, Team& team) {
+  struct Context {
+    const AttentionCall& call;
+    Team& team;
+  } context{call, team};
+  team.run(
+      [](void* p, int member) {
+        const Context& c = *static_cast<const Context*>(p);
+        attend(c.call, c.team, member);
+      },
+      &context);
+}
+
 #define ORCASERVE_NAME_(x) #x
 #define ORCASERVE_NAME(x) ORCASERVE_NAME_(x)
-const Kernels kernels{ORCASERVE_NAME(ORCASERVE_ISA), attend, scratch_floats};
+extern const AttentionTable attention_table;
+const AttentionTable attention_table{ORCASERVE_NAME(ORCASERVE_ISA), rope_rows};
 
 }  // namespace orcaserve::ORCASERVE_ISA

@@ -1,0 +1,301 @@
+// What attention shares between the storages: units of work, pages, rotary positions, and the merge of partial softmaxes.
+//
+// A unit is a run of tokens, a K/V head and a range of keys. Its query rows are the tokens times the query heads that share
+// the K/V head; they pass over the keys in steps with a running softmax (Milakov and Gimelshein 2018): per row a maximum, a
+// sum of weights and a weighted sum of values, rescaled whenever the maximum grows. It starts anew every kPartKeys keys, and
+// the results of such parts are merged in order.
+//
+// Order of sums. For a row everything runs from its request's key 0 upwards: steps and parts start at fixed multiples, and
+// keys that a row may not see add exact zeros. So a row's bits depend on its own query and on the keys it sees; not on the
+// tile, the block, the other requests, the number of threads, nor on whether its prompt came whole, in chunks or token by
+// token.
+#pragma once
+
+#include "attention.h"
+#include "kernels.h"
+#include "simd.h"
+
+namespace orcaserve::ORCASERVE_ISA {
+namespace {
+
+constexpr float kInfinity = __builtin_inff();
+constexpr int kStrip = 16;  // consecutive keys, from a multiple of 16 on, lie in one page
+constexpr int kLine = 64;   // bytes
+constexpr int kAhead = 6;   // rows of q, k, v and out are fetched so many early: they are far apart
+
+// A tile of kQueryTile x kVecTile accumulators, the vectors they are fed from, and a broadcast fit the registers.
+constexpr int kQueryTile = kLanes == 4 ? 4 : 6;
+constexpr int kVecTile = ORCASERVE_REGISTERS == 32 ? 4 : 2;
+static_assert(kQueryTile <= kLanes, "the rescaling factors of a tile are computed in one vector");
+
+inline int least(int a, int b) { return a < b ? a : b; }
+inline int most(int a, int b) { return a > b ? a : b; }
+inline int round_up(int n) { return (n + kStrip - 1) / kStrip * kStrip; }
+inline int padded(int n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// Rows of the next tile, of `rest` that are left: no tile of one row behind a full one.
+inline int tile_rows(int rest, int largest) {
+  return rest <= largest ? rest : rest < 2 * largest ? (rest + 1) / 2 : largest;
+}
+
+// Partial softmaxes of some rows.
+struct Softmax {
+  float* o;    // [rows][stride]: weighted sums of values
+  float* sum;  // [rows]: sums of weights
+  float* max;  // [rows]: greatest scores
+  int stride;
+
+  static size_t floats(int rows, int head_dim) { return static_cast<size_t>(rows) * (padded(head_dim) + 2); }
+
+  Softmax(float* p, int rows, int head_dim)
+      : o(p), sum(p + int64_t{rows} * padded(head_dim)), max(sum + rows), stride(padded(head_dim)) {}
+};
+
+// Row `row` of `into` takes in that of `from`, which holds the keys that follow. unit: what a score of 1 stands for, as a
+// natural logarithm.
+inline void merge(const Softmax& into, const Softmax& from, int row, float unit) {
+  const float a = into.max[row], b = from.max[row], top = a > b ? a : b;
+  const Vec keep = exp_nonpositive(splat((a - top) * unit)), add = exp_nonpositive(splat((b - top) * unit));
+  float* o = into.o + int64_t{row} * into.stride;
+  const float* p = from.o + int64_t{row} * from.stride;
+  for (int i = 0; i < into.stride; i += kLanes) store(o + i, multiply_add(load(p + i), add, load(o + i) * keep));
+  into.sum[row] = into.sum[row] * keep[0] + from.sum[row] * add[0];
+  into.max[row] = top;
+}
+
+// y[head_dim] = x turned by its position: dimension i pairs with i + rope_dim / 2.
+inline void turn(const AttentionCall& a, int64_t token, const float* __restrict x, float* __restrict y) {
+  const int half = a.rope_dim / 2;
+  const float* __restrict cos = a.cos + token * half;
+  const float* __restrict sin = a.sin + token * half;
+  for (int i = 0; i < half; ++i) y[i] = x[i] * cos[i] - x[i + half] * sin[i];
+  for (int i = 0; i < half; ++i) y[i + half] = x[i + half] * cos[i] + x[i] * sin[i];
+  for (int i = a.rope_dim; i < a.head_dim; ++i) y[i] = x[i];
+}
+
+// The pages of one request and one K/V head.
+struct Pages {
+  const int32_t* table;
+  int n_kv_heads, head, page_size;
+
+  Pages(const AttentionCall& a, int request, int kv_head)
+      : table(a.it->table + request * a.it->table_width),
+        n_kv_heads(a.n_kv_heads),
+        head(kv_head),
+        page_size(a.kv->page_size) {}
+
+  // Where the slots of this head begin in the page that holds token t, counted in slots of a head from the layer's first.
+  int64_t base(int t) const { return (int64_t{table[t / page_size]} * n_kv_heads + head) * page_size; }
+  int slot(int t) const { return t % page_size; }
+};
+
+// Keys begin .. end of a request and a K/V head. Empty: nowhere.
+struct Keys {
+  int request, head, begin, end;
+};
+
+struct Unit {
+  const Block* block;
+  int64_t token;   // row of the flat tensors of its first token
+  int group;       // query heads that share the K/V head
+  int n_rows;
+  int seen;        // keys that its first token sees; each further token sees one more
+  Keys keys;
+
+  Unit(const AttentionCall& a, int64_t index) {
+    const Iteration& it = *a.it;
+    const Block& b = it.blocks[index / a.n_kv_heads];
+    block = &b;
+    token = it.starts[b.request] + b.first;
+    group = a.n_heads / a.n_kv_heads;
+    n_rows = b.n * group;
+    seen = it.contexts[b.request] + b.first + 1;
+    const int last = seen + b.n - 1, begin = b.part < 0 ? 0 : b.part * kPartKeys;
+    const int end = b.part < 0 ? last : least(last, begin + kPartKeys);
+    keys = {b.request, static_cast<int>(index % a.n_kv_heads), begin, end};
+  }
+
+  // Keys that a row sees.
+  int visible(int row) const { return seen + row / group; }
+  // The first row that sees key t.
+  int first_row(int t) const { return most(0, t - seen + 1) * group; }
+};
+
+// Other blocks attend to the block's keys.
+inline bool is_cut(const Iteration& it, const Block& b) { return b.n < it.starts[b.request + 1] - it.starts[b.request]; }
+
+// What one member does in a call. Kernel, the arithmetic of one storage:
+//   Kernel(call, rows, memory) of floats(rows, head_dim) floats
+//   kUnit: what a score of 1 stands for, as a natural logarithm
+//   append(pages, t, k, v): enters the key, which is turned, and the value of token t
+//   enter(row, q): takes a query, which is turned; q has zeros up to padded(head_dim)
+//   attend(unit, first row, keys, into, ahead): the softmax of the rows over these keys, which begin at a multiple of
+//     kPartKeys; meanwhile it fetches the first of `ahead`
+template <typename Kernel>
+class Attention {
+ public:
+  static int rows(int n_heads, int n_kv_heads) { return most(kBlockRows, n_heads / n_kv_heads); }
+
+  static size_t floats(int rows, int head_dim) {
+    return Kernel::floats(rows, head_dim) + 2 * Softmax::floats(rows, head_dim) + static_cast<size_t>(padded(head_dim));
+  }
+
+  Attention(const AttentionCall& call, float* memory)
+      : a_(call),
+        it_(*call.it),
+        n_rows_(rows(call.n_heads, call.n_kv_heads)),
+        width_((call.n_heads + 2 * int64_t{call.n_kv_heads}) * call.head_dim),
+        total_(memory, n_rows_, call.head_dim),
+        part_(memory + Softmax::floats(n_rows_, call.head_dim), n_rows_, call.head_dim),
+        turned_(memory + 2 * Softmax::floats(n_rows_, call.head_dim)),
+        kernel_(call, n_rows_, turned_ + padded(call.head_dim)) {
+    for (int i = call.head_dim; i < padded(call.head_dim); ++i) turned_[i] = 0.0f;
+  }
+
+  void run(Team& team, int member) {
+    int64_t n_cut = 0, n_splits = 0;
+    while (n_cut < it_.n_blocks && is_cut(it_, it_.blocks[n_cut])) ++n_cut;
+    for (int64_t i = 0; i < it_.n_blocks; ++i) n_splits = most(n_splits, it_.blocks[i].part < 0 ? 0 : it_.blocks[i].split + 1);
+    counters_ = reinterpret_cast<int32_t*>(a_.partial);
+    partial_ = a_.partial + counter_floats(n_splits, a_.n_kv_heads);
+    // Whoever completes the parts of a run of tokens leaves its counter at 0 for the next layer.
+    const bool clears = n_splits > 0 && a_.layer == 0;
+    if (clears && member == 0)
+      for (int64_t i = 0; i < n_splits * a_.n_kv_heads; ++i) counters_[i] = 0;
+
+    if (n_cut > 0)
+      for (int64_t i; (i = team.take()) < n_cut * a_.n_kv_heads;) append_cut(Unit(a_, i));
+    if (n_cut > 0 || clears) team.barrier(member);
+
+    // A member takes the unit after the one it works at, to fetch its keys in time; not near the end, where it would keep
+    // work from a member that has none left.
+    const int64_t n_units = it_.n_blocks * a_.n_kv_heads;
+    for (int64_t i = team.take(); i < n_units;) {
+      const bool early = i + 2 * team.size() < n_units;
+      const int64_t next = early ? team.take() : n_units;
+      work(Unit(a_, i), next < n_units ? Unit(a_, next).keys : Keys{});
+      i = early ? next : team.take();
+    }
+  }
+
+  static size_t counter_floats(int64_t n_splits, int n_kv_heads) {
+    return static_cast<size_t>((n_splits * n_kv_heads + kLanes - 1) / kLanes * kLanes);
+  }
+
+ private:
+  // Enters the new keys and values begin .. end of the unit's request into the pages.
+  void append(const Unit& u, int begin, int end) {
+    const Pages pages(a_, u.keys.request, u.keys.head);
+    const int64_t first = u.token - (u.seen - 1);  // the row that key 0 would have
+    for (int t = begin; t < end; ++t) {
+      const float* k = key(u, first + t);
+      const float* v = k + int64_t{a_.n_kv_heads} * a_.head_dim;
+      if (t + kAhead < end) {
+        fetch(key(u, first + t + kAhead));
+        fetch(key(u, first + t + kAhead) + (v - k));
+      }
+      turn(a_, first + t, k, turned_);
+      kernel_.append(pages, t, turned_, v);
+    }
+  }
+
+  // The same for a block whose request has others: runs of kStrip keys that begin in it, so that no two members write to
+  // neighbouring bytes.
+  void append_cut(const Unit& u) {
+    const Block& b = *u.block;
+    const int context = it_.contexts[b.request], end = u.seen + b.n - 1;
+    const bool is_last = b.first + b.n == it_.starts[b.request + 1] - it_.starts[b.request];
+    const int from = b.first == 0 ? context : round_up(context + b.first), to = is_last ? end : round_up(end);
+    if (b.part <= 0) append(u, from, to);
+  }
+
+  const float* key(const Unit& u, int64_t token) const {
+    return a_.qkv + token * width_ + int64_t{a_.n_heads + u.keys.head} * a_.head_dim;
+  }
+  const float* query(const Unit& u, int row) const {
+    return a_.qkv + (u.token + row / u.group) * width_ + int64_t{u.keys.head * u.group + row % u.group} * a_.head_dim;
+  }
+  float* output(const Unit& u, int row) const {
+    const int64_t head = u.keys.head * u.group + row % u.group;
+    return a_.out + ((u.token + row / u.group) * a_.n_heads + head) * a_.head_dim;
+  }
+
+  // One head's floats.
+  void fetch(const float* p) const {
+    for (int i = 0; i < a_.head_dim; i += kLine / 4) __builtin_prefetch(p + i);
+  }
+
+  void enter(const Unit& u) {
+    for (int row = u.first_row(u.keys.begin); row < u.n_rows; ++row) {
+      if (row + kAhead < u.n_rows) fetch(query(u, row + kAhead));
+      turn(a_, u.token + row / u.group, query(u, row), turned_);
+      kernel_.enter(row, turned_);
+    }
+  }
+
+  void work(const Unit& u, const Keys& next) {
+    if (!is_cut(it_, *u.block)) append(u, most(u.seen - 1, u.keys.begin), u.keys.end);
+    enter(u);
+    if (u.block->part >= 0) {
+      work_part(u, next);
+      return;
+    }
+    for (int t = 0; t < u.keys.end; t += kPartKeys) {
+      const int end = least(u.keys.end, t + kPartKeys), first_row = u.first_row(t);
+      const Keys ahead = end < u.keys.end ? Keys{u.keys.request, u.keys.head, end, u.keys.end} : next;
+      const Keys keys{u.keys.request, u.keys.head, t, end};
+      kernel_.attend(u, first_row, keys, t == 0 ? total_ : part_, ahead);
+      if (t > 0)
+        for (int row = first_row; row < u.n_rows; ++row) merge(total_, part_, row, Kernel::kUnit);
+    }
+    for (int row = 0; row < u.n_rows; ++row) finish(u, total_, row);
+  }
+
+  // One part of several, which other members may work at meanwhile. Who comes last merges them.
+  void work_part(const Unit& u, const Keys& next) {
+    const Block& b = *u.block;
+    kernel_.attend(u, u.first_row(u.keys.begin), u.keys, partial(u, b.part), next);
+    int32_t* counter = counters_ + int64_t{b.split} * a_.n_kv_heads + u.keys.head;
+    if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < b.n_parts) return;
+    __atomic_store_n(counter, 0, __ATOMIC_RELAXED);
+    const Softmax into = partial(u, 0);
+    for (int row = 0; row < u.n_rows; ++row) {
+      for (int p = 1; p * kPartKeys < u.visible(row); ++p) merge(into, partial(u, p), row, Kernel::kUnit);
+      finish(u, into, row);
+    }
+  }
+
+  // Where the results of a part of the unit's block are kept.
+  Softmax partial(const Unit& u, int part) const {
+    const int64_t before = u.block->partial * a_.n_kv_heads;
+    const int64_t row = before + (int64_t{u.keys.head} * u.block->n_parts + part) * u.n_rows;
+    return Softmax(partial_ + row * static_cast<int64_t>(Softmax::floats(1, a_.head_dim)), u.n_rows, a_.head_dim);
+  }
+
+  void finish(const Unit& u, const Softmax& s, int row) const {
+    float* out = output(u, row);
+    if (row + kAhead < u.n_rows)
+      for (int i = 0; i < a_.head_dim; i += kLine / 4) __builtin_prefetch(output(u, row + kAhead) + i, 1);
+    const float* o = s.o + int64_t{row} * s.stride;
+    const float inverse = 1.0f / s.sum[row];
+    for (int i = 0; i < a_.head_dim; ++i) out[i] = o[i] * inverse;
+  }
+
+  const AttentionCall& a_;
+  const Iteration& it_;
+  const int n_rows_;
+  const int64_t width_;  // floats of a token's q, k and v
+  const Softmax total_, part_;
+  float* const turned_;
+  Kernel kernel_;
+  int32_t* counters_ = nullptr;
+  float* partial_ = nullptr;
+};
+
+}  // namespace
+
+// attention_int8.cpp
+size_t int8_scratch_floats(int rows, int head_dim);
+void attend_int8(const AttentionCall&, float* scratch, Team&, int member);
+
+}  // namespace orcaserve::ORCASERVE_ISA

@@ -1,0 +1,569 @@
+// Attention over int8 K/V: both products are sums of small integers, exact on every instruction set.
+//
+// A query is scaled and quantised to 8 bits, a row at a time; a score is the integer product times the scales of query and
+// key. The weights of a step times the scales of the values go to 16 bits, against a bound that the greatest of them does
+// not pass, as two digits of 8 bits: with one digit, weights below 1/510 of the greatest would vanish, however many they are.
+#include "attention_common.h"
+
+namespace orcaserve::ORCASERVE_ISA {
+namespace {
+
+constexpr int kStep = 64;  // keys of a softmax step
+constexpr int kStrips = kStep / kStrip;
+constexpr int kStepVecs = kStep / kLanes;
+static_assert(kPartKeys % kStep == 0, "steps do not cross the border of a part");
+
+constexpr float kLn2 = 0.693147181f;
+constexpr float kBits = 15.99f;  // of a weight's digits: 2^kBits stays below 2^16 when it is rounded
+constexpr float kTiny = 1e-30f;  // what is less counts as 0, for its inverse would overflow
+
+inline IntVec load_bytes(const void* p) {
+  IntVec x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// The same four bytes in every lane.
+inline IntVec broadcast_quad(const void* p) {
+  int32_t x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x - IntVec{};
+}
+
+// The low byte of every lane, and bytes as lanes. (Of the compiler's own conversions g++ 12 makes single moves.)
+inline void store_low_bytes(void* p, IntVec x) {
+#if defined(__AVX512F__)
+  _mm_storeu_si128(static_cast<__m128i*>(p), _mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)x));
+#elif defined(__AVX2__)
+  const __m256i pairs = _mm256_packus_epi32((__m256i)(x & 255), (__m256i)IntVec{});
+  const __m256i bytes = _mm256_packus_epi16(pairs, pairs);
+  const int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
+  __builtin_memcpy(p, &low, sizeof low);
+  __builtin_memcpy(static_cast<uint8_t*>(p) + 4, &high, sizeof high);
+#else
+  for (int i = 0; i < kLanes; ++i) static_cast<uint8_t*>(p)[i] = static_cast<uint8_t>(x[i]);
+#endif
+}
+
+inline UIntVec widen_bytes(const void* p) {
+#if defined(__AVX512F__)
+  return (UIntVec)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(static_cast<const __m128i*>(p)));
+#elif defined(__AVX2__)
+  return (UIntVec)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(p)));
+#else
+  UIntVec x;
+  for (int i = 0; i < kLanes; ++i) x[i] = static_cast<const uint8_t*>(p)[i];
+  return x;
+#endif
+}
+
+// Four vectors of numbers in 0..65535 come apart into high and low bytes. The quads of bytes (4 keys, neighbours before and
+// after) change places on the way: quad_place(j) is where quad j of a step is then.
+#if defined(__AVX512BW__) && ORCASERVE_VECTOR_BYTES == 64
+inline void store_digits(const IntVec* x, void* high, void* low) {
+  const __m512i a = _mm512_packus_epi32((__m512i)x[0], (__m512i)x[1]), b = _mm512_packus_epi32((__m512i)x[2], (__m512i)x[3]);
+  const __m512i ones = _mm512_set1_epi16(255);
+  _mm512_storeu_si512(high, _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8)));
+  _mm512_storeu_si512(low, _mm512_packus_epi16(_mm512_and_si512(a, ones), _mm512_and_si512(b, ones)));
+}
+inline int quad_place(int j) { return j % 4 * 4 + j / 4; }
+#elif defined(__AVX2__)
+inline void store_digits(const IntVec* x, void* high, void* low) {
+  const __m256i a = _mm256_packus_epi32((__m256i)x[0], (__m256i)x[1]), b = _mm256_packus_epi32((__m256i)x[2], (__m256i)x[3]);
+  const __m256i ones = _mm256_set1_epi16(255);
+  _mm256_storeu_si256(static_cast<__m256i*>(high), _mm256_packus_epi16(_mm256_srli_epi16(a, 8), _mm256_srli_epi16(b, 8)));
+  _mm256_storeu_si256(static_cast<__m256i*>(low), _mm256_packus_epi16(_mm256_and_si256(a, ones), _mm256_and_si256(b, ones)));
+}
+inline int quad_place(int j) { return j / 8 * 8 + j % 2 * 4 + j % 8 / 2; }
+#else
+inline void store_digits(const IntVec* x, void* high, void* low) {
+  for (int v = 0; v < 4; ++v) {
+    store_low_bytes(static_cast<uint8_t*>(high) + v * kLanes, x[v] >> 8);
+    store_low_bytes(static_cast<uint8_t*>(low) + v * kLanes, x[v]);
+  }
+}
+inline int quad_place(int j) { return j; }
+#endif
+
+inline Vec to_floats(IntVec x) { return __builtin_convertvector(x, Vec); }
+
+// ---- dot: every lane of acc grows by the products of its four unsigned bytes of u and four signed bytes of s. -------------
+// Unsigned and Signed are what u and s are made into beforehand, once for several uses.
+#if (defined(__AVX512VNNI__) && ORCASERVE_VECTOR_BYTES == 64) || (defined(__AVXVNNI__) && ORCASERVE_VECTOR_BYTES == 32)
+
+constexpr int kDotTile = kQueryTile;
+using Unsigned = IntVec;
+using Signed = IntVec;
+
+inline Unsigned as_unsigned(IntVec x) { return x; }
+inline Signed as_signed(IntVec x) { return x; }
+
+inline IntVec dot(IntVec acc, Unsigned u, Signed s) {
+#if ORCASERVE_VECTOR_BYTES == 64
+  return (IntVec)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)u, (__m512i)s);
+#else
+  return (IntVec)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)u, (__m256i)s);
+#endif
+}
+
+#else
+
+// The instruction that multiplies bytes saturates the sum of two products. So bytes 0 and 2 of a lane become one vector of
+// 16-bit numbers, bytes 1 and 3 another, and pairs of those are multiplied and summed in 32 bits.
+constexpr int kDotTile = 4;
+using ShortVec = int16_t __attribute__((vector_size(ORCASERVE_VECTOR_BYTES)));
+using UShortVec = uint16_t __attribute__((vector_size(ORCASERVE_VECTOR_BYTES)));
+
+struct Pairs {
+  ShortVec even, odd;
+};
+using Unsigned = Pairs;
+using Signed = Pairs;
+
+inline Unsigned as_unsigned(IntVec x) { return {(ShortVec)((UShortVec)x & 255), (ShortVec)((UShortVec)x >> 8)}; }
+inline Signed as_signed(IntVec x) { return {(ShortVec)((UShortVec)x << 8) >> 8, (ShortVec)x >> 8}; }
+
+inline IntVec multiply_pairs(ShortVec a, ShortVec b) {
+#if defined(__AVX512BW__) && ORCASERVE_VECTOR_BYTES == 64
+  return (IntVec)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && ORCASERVE_VECTOR_BYTES == 32
+  return (IntVec)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#elif defined(__SSE2__)
+  return (IntVec)_mm_madd_epi16((__m128i)a, (__m128i)b);
+#else
+  const IntVec x = (IntVec)a, y = (IntVec)b;
+  return (IntVec)((UIntVec)x << 16) / 65536 * ((IntVec)((UIntVec)y << 16) / 65536) + (x >> 16) * (y >> 16);
+#endif
+}
+
+inline IntVec dot(IntVec acc, Unsigned u, Signed s) {
+  return acc + (multiply_pairs(u.even, s.even) + multiply_pairs(u.odd, s.odd));
+}
+
+#endif
+
+// ---- 2^x for x < 100, within 3e-6 of itself, and nearly or exactly 0 below -126; NaN for the NaN of this file. ------------
+#if defined(__AVX512DQ__) && ORCASERVE_VECTOR_BYTES == 64
+
+inline Vec power_of_2(Vec x) {
+  const Vec r = _mm512_maskz_reduce_ps(0xffff, x, 0x09);  // x - floor(x)
+  Vec p = splat(0.013534167781472206f);
+  p = multiply_add(p, r, splat(0.052011460065841675f));
+  p = multiply_add(p, r, splat(0.2414427548646927f));
+  p = multiply_add(p, r, splat(0.6930038332939148f));
+  p = multiply_add(p, r, splat(1.0000026226043701f));
+  return _mm512_maskz_scalef_ps(0xffff, p, x);  // p 2^floor(x)
+}
+
+#else
+
+inline Vec power_of_2(Vec x) {
+  const Vec lowest = splat(-126.0f);
+  const Vec clamped = x < lowest ? lowest : x;
+  const IntVec n = nearest(clamped);
+  const Vec r = clamped - to_floats(n);
+  Vec p = splat(0.009570102207362652f);
+  p = multiply_add(p, r, splat(0.05591785907745361f));
+  p = multiply_add(p, r, splat(0.240247443318367f));
+  p = multiply_add(p, r, splat(0.6931217908859253f));
+  p = multiply_add(p, r, splat(0.9999992847442627f));
+  return (Vec)((UIntVec)p + ((UIntVec)n << 23));
+}
+
+#endif
+
+struct Quantised {
+  float scale;  // NaN if any x is not finite
+  int sum;      // of the integers
+};
+
+// x[n] -> q[n], x = q * scale; n a multiple of kLanes.
+inline Quantised quantise(const float* x, int n, int8_t* q) {
+  Vec top = {}, bad = {};
+  for (int i = 0; i < n; i += kLanes) {
+    const Vec v = load(x + i);
+    top = maximum(absolute(v), top);
+    bad += v - v;
+  }
+  const float greatest = horizontal_max(top), sick = horizontal_sum(bad);
+  const Vec inverse = splat(greatest > kTiny ? 127.0f / greatest : 0.0f);
+  IntVec sum = {};
+  for (int i = 0; i < n; i += kLanes) {
+    const IntVec rounded = nearest(load(x + i) * inverse);
+    store_low_bytes(q + i, rounded);
+    sum += rounded;
+  }
+  const float scale = greatest > kTiny ? greatest / 127.0f : 0.0f;
+  return {sick == 0.0f ? scale : __builtin_nanf(""), horizontal_sum(sum)};
+}
+
+// The least integer e with |x| < 2^e for a finite x; at least -60.
+inline float exponent_above(float x) {
+  int32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  const int exponent = (bits >> 23 & 255) - 126;
+  return static_cast<float>(most(exponent, -60));
+}
+
+// Where the keys and values of a step are. Strips behind the last key repeat the last strip.
+struct Step {
+  const uint8_t* keys[kStrips];  // the first four dimensions; the next four lie 4 * page_size further on
+  const int8_t* values[kStrips];
+  const float* key_scales[kStrips];
+  const float* value_scales[kStrips];
+};
+
+// scores[r][v] = q[r] . keys of vector v, for ROWS rows and kVecTile vectors from `first` on. FETCH: keys of the step `ahead`
+// are fetched meanwhile, for they lie in places that the machine cannot foresee.
+template <int ROWS, bool FETCH>
+inline void score_tile(const int8_t* q, int q_stride, const int32_t* init, int head_dim, const Step& step, const Step& ahead,
+                       int first, int64_t stride, int32_t* scores) {
+  constexpr int kFetched = kVecTile * kLanes < kStrip ? 1 : kVecTile * kLanes / kStrip;  // strips
+  const uint8_t* columns[kVecTile];
+  for (int v = 0; v < kVecTile; ++v) {
+    const int key = (first + v) * kLanes;
+    columns[v] = step.keys[key / kStrip] + key % kStrip * 4;
+  }
+  const uint8_t* const* fetched = ahead.keys + first * kLanes / kStrip;
+  IntVec acc[ROWS][kVecTile];
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecTile; ++v) acc[r][v] = init[r] - IntVec{};
+  for (int d = 0; d < head_dim / 4; ++d) {
+    if constexpr (FETCH) {
+#pragma GCC unroll 8
+      for (int s = 0; s < kFetched; ++s) __builtin_prefetch(fetched[s] + d * stride);
+    }
+    Unsigned key[kVecTile];
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecTile; ++v) key[v] = as_unsigned(load_bytes(columns[v] + d * stride));
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      const Signed x = as_signed(broadcast_quad(q + r * q_stride + d * 4));
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecTile; ++v) acc[r][v] = dot(acc[r][v], key[v], x);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecTile; ++v)
+      __builtin_memcpy(scores + r * kStep + (first + v) * kLanes, &acc[r][v], sizeof acc[r][v]);
+}
+
+// The weights of a tile: two digits of each, and per row what turns sums of them into weighted sums of values.
+struct Weights {
+  alignas(kLine) uint8_t high[kQueryTile][kStep];
+  alignas(kLine) uint8_t low[kQueryTile][kStep];
+  float factor[kLanes];  // for the earlier sums
+  float scale[kLanes];   // for the sums of this step
+};
+
+// o[r][v] = o[r][v] * factor[r] + scale[r] * sum over keys of weights[r] * value, for VECS vectors of dimensions from `col`
+// on. SOME: the vector is the last and not full.
+template <int ROWS, int VECS, bool SOME, bool FETCH>
+inline void value_tile(const Weights& w, const Step& step, const Step& ahead, int n_keys, int col, int head_dim, float* o,
+                       int o_stride) {
+  IntVec acc[ROWS][VECS] = {};
+  const int n_quads = (n_keys + 3) / 4;
+#pragma GCC unroll 2
+  for (int digit = 0; digit < 2; ++digit) {
+    const uint8_t* weights = digit == 0 ? w.high[0] : w.low[0];
+    for (int j = 0; j < n_quads; ++j) {
+      const int64_t at = (int64_t{j % 4} * head_dim + col) * 4;
+      const int8_t* row = step.values[j / 4] + at;
+      if (FETCH && digit == 0) {
+        const int8_t* line = ahead.values[j / 4] + at;
+#pragma GCC unroll 8
+        for (int i = 0; i < VECS * ORCASERVE_VECTOR_BYTES; i += kLine) __builtin_prefetch(line + i);
+      }
+      Signed value[VECS];
+#pragma GCC unroll 8
+      for (int v = 0; v < VECS; ++v) {
+        if constexpr (SOME) {
+          IntVec some = {};
+          __builtin_memcpy(&some, row, static_cast<size_t>(head_dim - col) * 4);
+          value[v] = as_signed(some);
+        } else {
+          value[v] = as_signed(load_bytes(row + v * ORCASERVE_VECTOR_BYTES));
+        }
+      }
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        const Unsigned x = as_unsigned(broadcast_quad(weights + r * kStep + quad_place(j) * 4));
+#pragma GCC unroll 8
+        for (int v = 0; v < VECS; ++v) acc[r][v] = dot(acc[r][v], x, value[v]);
+      }
+    }
+    if (digit == 0) {
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECS; ++v) acc[r][v] = (IntVec)((UIntVec)acc[r][v] << 8);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < ROWS; ++r) {
+    const Vec factor = splat(w.factor[r]), scale = splat(w.scale[r]);
+#pragma GCC unroll 8
+    for (int v = 0; v < VECS; ++v) {
+      float* to = o + r * o_stride + col + v * kLanes;
+      store(to, multiply_add(to_floats(acc[r][v]), scale, load(to) * factor));
+    }
+  }
+}
+
+class Int8Kernel {
+ public:
+  static constexpr float kUnit = kLn2;
+
+  static size_t floats(int rows, int head_dim) {
+    return static_cast<size_t>(rows) * (padded(head_dim) / 4 + 2 + kLanes) + size_t{kQueryTile} * kStep + 2 * kStep +
+           static_cast<size_t>(padded(head_dim));
+  }
+
+  Int8Kernel(const AttentionCall& a, int rows, float* memory)
+      : a_(a),
+        stride_(int64_t{a.kv->page_size} * 4),
+        d_(padded(a.head_dim)),
+        keys_(a.kv->keys + a.layer * a.kv->layer_bytes),
+        values_(reinterpret_cast<int8_t*>(a.kv->values + a.layer * a.kv->layer_bytes)),
+        key_scales_(a.kv->key_scales + a.layer * a.kv->layer_scales),
+        value_scales_(a.kv->value_scales + a.layer * a.kv->layer_scales),
+        scores_(memory),
+        step_key_scales_(scores_ + kQueryTile * kStep),
+        step_value_scales_(step_key_scales_ + kStep),
+        scaled_(step_value_scales_ + kStep),
+        lanes_(scaled_ + d_),
+        q_scales_(lanes_ + rows * kLanes),
+        init_(reinterpret_cast<int32_t*>(q_scales_ + rows)),
+        q_(reinterpret_cast<int8_t*>(init_ + rows)) {}
+
+  void append(const Pages& pages, int t, const float* k, const float* v) {
+    const int64_t base = pages.base(t);
+    const int slot = pages.slot(t), n = a_.head_dim;
+    int8_t* bytes = reinterpret_cast<int8_t*>(scaled_);
+    float key_scale = quantise(k, d_, bytes).scale;
+    uint8_t* key = keys_ + base * n + slot * 4;
+    for (int i = 0; i < n; i += 4) {
+      uint32_t four;
+      __builtin_memcpy(&four, bytes + i, sizeof four);
+      four ^= 0x80808080u;  // + 128
+      __builtin_memcpy(key + i / 4 * stride_, &four, sizeof four);
+    }
+    for (int i = 0; i < n; ++i) scaled_[i] = v[i];
+    for (int i = n; i < d_; ++i) scaled_[i] = 0.0f;
+    const float value_scale = quantise(scaled_, d_, bytes).scale;
+    insert(values_ + (base + slot / 4 * 4) * n, bytes, slot % 4);
+    // A scale that is not finite makes the whole row so; it comes to light in the scores.
+    if (value_scale != value_scale) key_scale = value_scale;
+    key_scales_[base + slot] = key_scale;
+    value_scales_[base + slot] = value_scale;
+  }
+
+  void enter(int row, const float* q) {
+    const Vec unit = splat(a_.scale * (1.0f / kLn2));
+    for (int i = 0; i < d_; i += kLanes) store(scaled_ + i, load(q + i) * unit);
+    const Quantised done = quantise(scaled_, d_, q_ + int64_t{row} * d_);
+    q_scales_[row] = done.scale;
+    init_[row] = -128 * done.sum;  // keys are stored 128 too large
+  }
+
+  void attend(const Unit& u, int first_row, const Keys& keys, const Softmax& into, const Keys& ahead) {
+    for (int row = first_row; row < u.n_rows; ++row) {
+      for (int i = 0; i < into.stride; i += kLanes) store(into.o + int64_t{row} * into.stride + i, Vec{});
+      into.max[row] = -kInfinity;
+      store(lanes_ + row * kLanes, Vec{});
+    }
+    Step now = locate(keys), then;
+    for (int t = keys.begin; t < keys.end; t += kStep, now = then) {
+      const bool more = t + kStep < keys.end;
+      then = more ? locate({keys.request, keys.head, t + kStep, keys.end}) : ahead.end > 0 ? locate(ahead) : now;
+      take_scales(now, least(kStep, keys.end - t));
+      bool fetch = true;
+      for (int row = most(first_row, u.first_row(t)), n; row < u.n_rows; row += n, fetch = false) {
+        n = tile_rows(u.n_rows - row, kDotTile);
+        int visible[kQueryTile];
+        for (int r = 0; r < n; ++r) visible[r] = least(u.visible(row + r) - t, kStep);
+        if (fetch)
+          step_of<true>(n, {row, visible}, now, then, into);
+        else
+          step_of<false>(n, {row, visible}, now, then, into);
+      }
+    }
+    for (int row = first_row; row < u.n_rows; ++row) into.sum[row] = horizontal_sum(load(lanes_ + row * kLanes));
+  }
+
+ private:
+  struct Tile {
+    int row;             // the first
+    const int* visible;  // of each row: keys of the step that it sees, at least one; the last row sees most
+  };
+
+  // Enters bytes as the `which`-th of every four at `quads`.
+  void insert(int8_t* quads, const int8_t* bytes, int which) const {
+    const UIntVec mask = (255u << which * 8) - UIntVec{};
+    int i = 0;
+    for (; i + kLanes <= a_.head_dim; i += kLanes) {
+      const UIntVec shifted = widen_bytes(bytes + i) << which * 8;
+      UIntVec old;
+      __builtin_memcpy(&old, quads + i * 4, sizeof old);
+      old = (old & ~mask) | shifted;
+      __builtin_memcpy(quads + i * 4, &old, sizeof old);
+    }
+    for (; i < a_.head_dim; ++i) quads[i * 4 + which] = bytes[i];
+  }
+
+  Step locate(const Keys& keys) const {
+    const Pages pages(a_, keys.request, keys.head);
+    Step step;
+    for (int s = 0; s < kStrips; ++s) {
+      const int t = s == 0 || keys.begin + s * kStrip < keys.end ? keys.begin + s * kStrip : (keys.end - 1) / kStrip * kStrip;
+      const int64_t base = pages.base(t);
+      const int slot = pages.slot(t);
+      step.keys[s] = keys_ + base * a_.head_dim + slot * 4;
+      step.values[s] = values_ + (base + slot) * a_.head_dim;
+      step.key_scales[s] = key_scales_ + base + slot;
+      step.value_scales[s] = value_scales_ + base + slot;
+    }
+    return step;
+  }
+
+  // Scales side by side; those of slots that hold no key of the step, which may be anything, become 0.
+  void take_scales(const Step& step, int n_keys) {
+    for (int s = 0; s < kStrips; ++s)
+      for (int i = 0; i < kStrip; ++i) {
+        step_key_scales_[s * kStrip + i] = step.key_scales[s][i];
+        step_value_scales_[s * kStrip + i] = step.value_scales[s][i];
+      }
+    for (int i = n_keys; i < kStep; ++i) step_key_scales_[i] = step_value_scales_[i] = 0.0f;
+    Vec top = {};
+    for (int v = 0; v < kStepVecs; ++v) top = maximum(load(step_value_scales_ + v * kLanes), top);
+    greatest_value_scale_ = horizontal_max(top);
+  }
+
+  // Lanes from n on become `other`.
+  static Vec keep_first(Vec x, int n, Vec other) {
+    IntVec index;
+    for (int i = 0; i < kLanes; ++i) index[i] = i;
+    return index < n - IntVec{} ? x : other;
+  }
+
+  // Of the values of the step's first n keys.
+  float greatest_value_scale(int n) const {
+    if (n == kStep) return greatest_value_scale_;
+    Vec top = {};
+    for (int v = 0; v < kStepVecs; ++v)
+      top = maximum(keep_first(load(step_value_scales_ + v * kLanes), n - v * kLanes, Vec{}), top);
+    return horizontal_max(top);
+  }
+
+  // Integer scores become weights; maxima and sums of the rows move on. A weight is 2^(score - the step's maximum), times
+  // the value's scale, times the power of two that brings it up to kBits bits.
+  template <int ROWS>
+  void weigh(const Tile& tile, Weights& w, const Softmax& into) {
+    float old_max[kLanes] = {}, step_max[kLanes] = {}, shift[kLanes] = {};
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      float* scores = scores_ + r * kStep;
+      Vec top = splat(-kInfinity);
+      const int visible = tile.visible[r];
+      for (int v = 0; v < kStepVecs; ++v) {
+        Vec x = to_floats(load_bytes(scores + v * kLanes)) * load(step_key_scales_ + v * kLanes);
+        store(scores + v * kLanes, x);
+        if (visible < kStep) x = keep_first(x, visible - v * kLanes, splat(-kInfinity));
+        top = maximum(x, top);
+      }
+      old_max[r] = into.max[tile.row + r];
+      step_max[r] = horizontal_max(top) * q_scales_[tile.row + r];
+      shift[r] = kBits - exponent_above(greatest_value_scale(visible));
+    }
+    const Vec new_max = maximum(load(step_max), load(old_max));
+    float max[kLanes], offset[kLanes];
+    store(max, new_max);
+    store(offset, load(shift) - load(step_max));
+    store(w.factor, power_of_2(load(old_max) - new_max));
+    store(w.scale, power_of_2(load(step_max) - new_max - load(shift)));
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r) {
+      const float* scores = scores_ + r * kStep;
+      const Vec q_scale = splat(q_scales_[tile.row + r]);
+      const int visible = tile.visible[r];
+      Vec sum = {};
+      for (int v = 0; v < kStepVecs; v += 4) {
+        IntVec digits[4];
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+          const int at = (v + i) * kLanes;
+          Vec p = power_of_2(multiply_add(load(scores + at), q_scale, splat(offset[r])));
+          Vec weight = p * load(step_value_scales_ + at);
+          if (visible < kStep) {
+            p = keep_first(p, visible - at, Vec{});
+            weight = keep_first(weight, visible - at, Vec{});
+          }
+          sum += p;
+          digits[i] = nearest(weight);
+        }
+        store_digits(digits, w.high[r] + v * kLanes, w.low[r] + v * kLanes);
+      }
+      float* lanes = lanes_ + (tile.row + r) * kLanes;
+      store(lanes, multiply_add(sum, splat(w.scale[r]), load(lanes) * splat(w.factor[r])));
+      into.max[tile.row + r] = max[r];
+    }
+  }
+
+  // A step of a tile of ROWS rows.
+  template <int ROWS, bool FETCH>
+  void tile_step(const Tile& tile, const Step& now, const Step& then, const Softmax& into) {
+    const int d = a_.head_dim;
+    const int8_t* q = q_ + int64_t{tile.row} * d_;
+    for (int v = 0; v < kStepVecs; v += kVecTile)
+      score_tile<ROWS, FETCH>(q, d_, init_ + tile.row, d, now, then, v, stride_, reinterpret_cast<int32_t*>(scores_));
+    Weights w;
+    weigh<ROWS>(tile, w, into);
+    float* o = into.o + int64_t{tile.row} * into.stride;
+    const int n_keys = FETCH ? kStep : tile.visible[ROWS - 1];
+    int c = 0;
+    for (; c + kVecTile * kLanes <= d; c += kVecTile * kLanes)
+      value_tile<ROWS, kVecTile, false, FETCH>(w, now, then, n_keys, c, d, o, into.stride);
+    for (; c + kLanes <= d; c += kLanes) value_tile<ROWS, 1, false, FETCH>(w, now, then, n_keys, c, d, o, into.stride);
+    if (c < d) value_tile<ROWS, 1, true, FETCH>(w, now, then, n_keys, c, d, o, into.stride);
+  }
+
+  // tile_step of as many rows as the tile has.
+  template <bool FETCH, int ROWS = kDotTile>
+  void step_of(int n_rows, const Tile& tile, const Step& now, const Step& then, const Softmax& into) {
+    if (n_rows == ROWS)
+      tile_step<ROWS, FETCH>(tile, now, then, into);
+    else if constexpr (ROWS > 1)
+      step_of<FETCH, ROWS - 1>(n_rows, tile, now, then, into);
+  }
+
+  const AttentionCall& a_;
+  const int64_t stride_;  // bytes from four dimensions of a key to the next four
+  const int d_;           // head_dim in whole vectors
+  uint8_t* const keys_;
+  int8_t* const values_;
+  float* const key_scales_;
+  float* const value_scales_;
+  float* const scores_;  // [kQueryTile][kStep]
+  float* const step_key_scales_;  // [kStep]
+  float* const step_value_scales_;
+  float* const scaled_;  // [d]
+  float* const lanes_;   // [rows][kLanes]: the sums of weights, still spread over lanes
+  float* const q_scales_;  // [rows]
+  int32_t* const init_;    // [rows]: where a score begins
+  int8_t* const q_;        // [rows][d]
+  float greatest_value_scale_ = 0.0f;
+};
+
+}  // namespace
+
+size_t int8_scratch_floats(int rows, int head_dim) { return Attention<Int8Kernel>::floats(rows, head_dim); }
+
+void attend_int8(const AttentionCall& a, float* scratch, Team& team, int member) {
+  Attention<Int8Kernel>(a, scratch).run(team, member);
+}
+
+}  // namespace orcaserve::ORCASERVE_ISA
