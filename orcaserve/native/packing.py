@@ -145,7 +145,8 @@ def hadamard() -> Floats:
     """The matrix by which 64 inputs are turned: H / 8, H[i, j] = (-1)^(number of ones in i & j); its own inverse."""
     i = np.arange(HADAMARD, dtype=np.uint8)
     ones = np.bitwise_count(i[:, None] & i)
-    return ((1 - 2.0 * (ones % 2)) / 8).astype(np.float32)
+    matrix: Floats = np.where(ones % 2, -0.125, 0.125).astype(np.float32)
+    return matrix
 
 
 def _rows_are_contiguous(part: Floats) -> bool:
