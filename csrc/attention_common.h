@@ -153,9 +153,13 @@ class Attention {
   }
 
   void run(Team& team, int member) {
-    int64_t n_cut = 0, n_splits = 0;
-    while (n_cut < it_.n_blocks && is_cut(it_, it_.blocks[n_cut])) ++n_cut;
-    for (int64_t i = 0; i < it_.n_blocks; ++i) n_splits = most(n_splits, it_.blocks[i].part < 0 ? 0 : it_.blocks[i].split + 1);
+    int64_t n_splits = 0;
+    bool any_cut = false;
+    for (int64_t i = 0; i < it_.n_blocks; ++i) {
+      const Block& b = it_.blocks[i];
+      n_splits = most(n_splits, b.part < 0 ? 0 : b.split + 1);
+      any_cut = any_cut || is_cut(it_, b);
+    }
     counters_ = reinterpret_cast<int32_t*>(a_.partial);
     partial_ = a_.partial + counter_floats(n_splits, a_.n_kv_heads);
     // Whoever completes the parts of a run of tokens leaves its counter at 0 for the next layer.
@@ -163,18 +167,25 @@ class Attention {
     if (clears && member == 0)
       for (int64_t i = 0; i < n_splits * a_.n_kv_heads; ++i) counters_[i] = 0;
 
-    if (n_cut > 0)
-      for (int64_t i; (i = team.take()) < n_cut * a_.n_kv_heads;) append_cut(Unit(a_, i));
-    if (n_cut > 0 || clears) team.barrier(member);
+    // Every member begins with the blocks whose rows it has in its cache, and then helps the others.
+    if (any_cut) {
+      for (int i = 0; i < team.size(); ++i) {
+        const int queue = (member + i) % team.size();
+        const Span span = queue_of(queue, team.size());
+        int64_t n_cut = 0;
+        while (span.begin + n_cut < span.end && is_cut(it_, it_.blocks[span.begin + n_cut])) ++n_cut;
+        for (int64_t u; (u = team.take_from(queue)) < n_cut * a_.n_kv_heads;)
+          append_cut(Unit(a_, span.begin * a_.n_kv_heads + u));
+      }
+    }
+    if (any_cut || clears) team.barrier(member);
 
-    // A member takes the unit after the one it works at, to fetch its keys in time; not near the end, where it would keep
-    // work from a member that has none left.
-    const int64_t n_units = it_.n_blocks * a_.n_kv_heads;
-    for (int64_t i = team.take(); i < n_units;) {
-      const bool early = i + 2 * team.size() < n_units;
-      const int64_t next = early ? team.take() : n_units;
-      work(Unit(a_, i), next < n_units ? Unit(a_, next).keys : Keys{});
-      i = early ? next : team.take();
+    for (int i = 0; i < team.size(); ++i) {
+      const int queue = (member + i) % team.size();
+      const Span span = queue_of(queue, team.size());
+      const int64_t first = span.begin * a_.n_kv_heads, n_units = (span.end - span.begin) * a_.n_kv_heads;
+      for (int64_t u; (u = team.take_from(queue)) < n_units;)
+        work(Unit(a_, first + u), u + 1 < n_units ? Unit(a_, first + u + 1).keys : Keys{});
     }
   }
 
@@ -183,6 +194,19 @@ class Attention {
   }
 
  private:
+  struct Span {
+    int64_t begin, end;
+  };
+
+  // The blocks whose home is that member; the last one takes what was cut for more members than there are.
+  Span queue_of(int member, int size) const {
+    Span span{0, it_.n_blocks};
+    while (span.begin < it_.n_blocks && it_.blocks[span.begin].home < member) ++span.begin;
+    if (member + 1 == size) return span;
+    for (span.end = span.begin; span.end < it_.n_blocks && it_.blocks[span.end].home == member;) ++span.end;
+    return span;
+  }
+
   // Enters the new keys and values begin .. end of the unit's request into the pages.
   void append(const Unit& u, int begin, int end) {
     const Pages pages(a_, u.keys.request, u.keys.head);

@@ -21,9 +21,16 @@ std::vector<Block> cut_tokens(const int32_t* starts, int n_requests, int group) 
   std::vector<Block> blocks;
   for (int32_t r = 0; r < n_requests; ++r) {
     const int32_t n = starts[r + 1] - starts[r];
-    for (int32_t first = 0; first < n; first += most) blocks.push_back({r, first, std::min(most, n - first), -1, 1, 0, 0});
+    for (int32_t first = 0; first < n; first += most) blocks.push_back({r, first, std::min(most, n - first), -1, 1, 0, 0, 0});
   }
   return blocks;
+}
+
+// The member of a team of n_threads that works on `row` of n_rows first.
+int32_t home_of(int row, int n_rows, int n_threads) {
+  const int before = row / kRowBlock * kRowBlock;
+  const int n = std::min(kRowBlock, n_rows - before);
+  return static_cast<int32_t>((int64_t{row - before + 1} * n_threads - 1) / n);
 }
 
 }  // namespace
@@ -62,17 +69,19 @@ std::vector<Block> cut_blocks(const int32_t* starts, const int32_t* contexts, in
   int32_t n_splits = 0;
   int64_t n_partial = 0;
   for (Block b : runs) {
+    b.home = home_of(starts[b.request] + b.first, starts[n_requests], n_threads);
     const int n_parts = (keys(b) + kPartKeys - 1) / kPartKeys;
     if (n_parts == 1 || work(b) * kUnitsPerThread * n_threads <= total) {
       blocks.push_back(b);
       continue;
     }
     for (int part = 0; part < n_parts; ++part)
-      blocks.push_back({b.request, b.first, b.n, part, n_parts, n_splits, n_partial});
+      blocks.push_back({b.request, b.first, b.n, part, n_parts, n_splits, n_partial, b.home});
     ++n_splits;
     n_partial += int64_t{n_parts} * b.n * group;
   }
   std::stable_sort(blocks.begin(), blocks.end(), [&](const Block& a, const Block& b) {
+    if (a.home != b.home) return a.home < b.home;
     return cut(a) != cut(b) ? cut(a) : work(a) > work(b);
   });
   return blocks;

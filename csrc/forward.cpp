@@ -9,7 +9,6 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-constexpr int kBlock = 512;  // rows that go through an operator together: their activations stay in the cache
 constexpr int kAlone = 4;    // up to so many rows every member prepares by itself
 constexpr int kRowsPerCut = 4;  // fewest rows for which a member reads all weights rather than its share of them
 constexpr int kRowsPerUnit = 16;
@@ -172,7 +171,7 @@ struct Workspace {
 
   Workspace(const Model& m, const Iteration& it, const KVRegion& kv, int n_threads, void* base) {
     const int64_t n = it.n_tokens, heads = m.n_heads + 2 * int64_t{m.n_kv_heads};
-    const int64_t block = least(most(it.n_tokens, it.n_logits), kBlock);
+    const int64_t block = least(most(it.n_tokens, it.n_logits), kRowBlock);
     OperandRoom room;
     for (int i = 0; i < m.n_layers; ++i) {
       const Layer& layer = m.layers[i];
@@ -244,7 +243,7 @@ class Pass {
  private:
   template <typename Work>
   void for_blocks(const Work& work) {
-    for (int first = 0; first < it_.n_tokens; first += kBlock) work(first, least(kBlock, it_.n_tokens - first));
+    for (int first = 0; first < it_.n_tokens; first += kRowBlock) work(first, least(kRowBlock, it_.n_tokens - first));
   }
 
   float* x(int64_t row) const { return it_.hidden + row * hidden_; }
@@ -344,8 +343,8 @@ class Pass {
   }
 
   void head() {
-    for (int first = 0; first < it_.n_logits; first += kBlock) {
-      const int n = least(kBlock, it_.n_logits - first);
+    for (int first = 0; first < it_.n_logits; first += kRowBlock) {
+      const int n = least(kRowBlock, it_.n_logits - first);
       const Operand operand =
           prepare(m_.head, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
       multiply(m_.head, operand, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},

@@ -121,6 +121,10 @@ struct KVRegion {
 
 // ---- One iteration -------------------------------------------------------------------------------------------------
 
+// Rows that go through an operator together: their activations stay in the cache. Of n rows (of such a run) and k members,
+// member i works on rows n i / k up to n (i + 1) / k first.
+constexpr int kRowBlock = 512;
+
 // A run of consecutive tokens of one request, with all keys they see or a part of them: together with one K/V head the unit
 // of work of attention. Made by cut_blocks (blocks.h).
 struct Block {
@@ -131,6 +135,7 @@ struct Block {
   int32_t n_parts;  // the parts of these tokens, each a Block of its own, whose results are merged; 1 if part is -1
   int32_t split;    // which of the runs of tokens that are in parts this is, counted from 0; 0 if part is -1
   int64_t partial;  // rows of results of the parts of such runs before this one, for one K/V head
+  int32_t home;     // the member of the team that works on the first token's row in the other operators
 };
 
 struct Iteration {
