@@ -9,8 +9,8 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-constexpr int kAlone = 4;    // up to so many rows every member prepares by itself
-constexpr int kRowsPerCut = 4;  // fewest rows for which a member reads all weights rather than its share of them
+constexpr int kAlone = 8;    // up to so many rows every member prepares by itself
+constexpr int kRowsPerCut = 32;  // rows for which a member reads all weights rather than its share of them
 constexpr int kRowsPerUnit = 16;
 
 int least(int a, int b) { return a < b ? a : b; }

@@ -27,6 +27,8 @@ void check_matrix(const Matrix& w, const char* what, int n_out, int n_in, bool i
   require(w.n_out == n_out && w.n_in == n_in,
           name + " is [" + std::to_string(w.n_out) + ", " + std::to_string(w.n_in) + "], must be [" +
               std::to_string(n_out) + ", " + std::to_string(n_in) + "]");
+  require(w.n_in_padded == padded_inputs(w.format, n_in) && w.group == group_inputs(w.format, w.n_in_padded),
+          name + " has groups of a wrong size");
   const int parts = interleaved ? 2 : 1;
   require(w.n_panels == parts * ((n_out / parts + kPanel - 1) / kPanel), name + " has a wrong number of panels");
   require(w.panel_bytes == panel_bytes(w.format, w.n_in_padded, w.group), name + " has panels of a wrong size");
