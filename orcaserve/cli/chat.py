@@ -6,7 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from orcaserve.cli.options import add_model_arguments, add_sampling_arguments, engine_config, sampling_params
+from orcaserve.cli.options import (
+    add_model_arguments,
+    add_sampling_arguments,
+    engine_config,
+    print_notes,
+    sampling_params,
+)
 from orcaserve.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
     config = engine_config(args)
+    print_notes()
     from orcaserve.llm import LLM
 
     opening = [{"role": "system", "content": args.system}] if args.system else []

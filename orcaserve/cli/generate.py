@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 
-from orcaserve.cli.options import add_model_arguments, add_sampling_arguments, engine_config, sampling_params
+from orcaserve.cli.options import (
+    add_model_arguments,
+    add_sampling_arguments,
+    engine_config,
+    print_notes,
+    sampling_params,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     config = engine_config(args)
+    print_notes()
     from orcaserve.llm import LLM
 
     with LLM.from_config(config) as llm:

@@ -50,4 +50,4 @@ def _convert(args: argparse.Namespace) -> None:
     source = locate_model(args.source)
     precision = convert(source, args.destination, args.dtype, args.quantization, args.threads or available_cores())
     size = sum(file.stat().st_size for file in args.destination.iterdir())
-    print(f"{args.destination}: {size / 1e6:.0f} MB, {precision.why}")
+    print(f"{args.destination}: {size / 1e6:.0f} MB, {precision.text}")

@@ -6,6 +6,7 @@ Names are those users know from other servers; help gives the paper's name besid
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 
@@ -107,6 +108,15 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
         scheduler=SchedulerConfig(max_bs=args.max_num_seqs),
     )
+
+
+def print_notes() -> None:
+    """Have what the package has to say, such as how it holds the weights and why, printed to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("orcaserve: %(message)s"))
+    logger = logging.getLogger("orcaserve")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:

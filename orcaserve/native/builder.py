@@ -24,6 +24,16 @@ class RowFormat(IntEnum):
     Q4_1 = 4
 
 
+_BLOCK_BYTES = {RowFormat.Q8_0: 34, RowFormat.Q4_0: 18, RowFormat.Q4_1: 20}  # of 32 numbers
+
+
+def row_bytes(format: RowFormat, width: int) -> int:
+    """Bytes of a row of `width` numbers."""
+    if format in _BLOCK_BYTES:
+        return width // 32 * _BLOCK_BYTES[format]
+    return width * (4 if format is RowFormat.F32 else 2)
+
+
 Norm = tuple[Floats, Floats | None]
 Table = tuple[RowFormat, Bytes]
 NativeWeights = Weights[PackedMatrix, Norm, Table]

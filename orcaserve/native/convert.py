@@ -27,7 +27,7 @@ def convert(source: Path, destination: Path, dtype: str, quantization: str, n_th
         folder = Path(name) / "model"
         folder.mkdir()
         with ModelFiles(source) as files:
-            precision = choose_precision(dtype, quantization, "auto", files.matrix_kinds)
+            precision = choose_precision(dtype, quantization, files.matrix_kinds)
             weights = files.load(NativeBuilder(precision, _kernels.Team(n_threads)))
             save_packed(folder / WEIGHTS, files.spec, precision, weights)
         copy_description(source, folder)

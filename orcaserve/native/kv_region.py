@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,11 @@ from orcaserve.native import _kernels
 
 STORAGES = {"float32": 0, "bfloat16": 1, "int8": 2}
 PAGE_SIZE_STEP = 16  # page sizes are multiples of it
-_ITEMS = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16), "int8": np.dtype(np.uint8)}
+_ITEMS: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "bfloat16": np.dtype(np.uint16),
+    "int8": np.dtype(np.uint8),
+}
 
 
 def slot_bytes(spec: ModelSpec, storage: str) -> int:
@@ -49,7 +54,7 @@ class KVRegion:
         )
 
 
-def _memory(shape: tuple[int, ...], item: np.dtype) -> NDArray:
+def _memory(shape: tuple[int, ...], item: np.dtype[Any]) -> NDArray[Any]:
     """An array on pages of its own, not yet committed; in huge pages where the system has them."""
     n_bytes = int(np.prod(shape, dtype=np.int64)) * item.itemsize
     memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

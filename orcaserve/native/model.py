@@ -11,7 +11,7 @@ from orcaserve.model.parameter import Floats
 from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
 from orcaserve.native import _kernels
-from orcaserve.native.builder import NativeWeights
+from orcaserve.native.builder import NativeWeights, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
 
 _NORMS = {"rms": 0, "layer": 1}
@@ -41,7 +41,13 @@ class NativeModel:
     """A loaded model. Results of a request are the same to the bit, whatever runs beside it. Not thread-safe."""
 
     def __init__(self, spec: ModelSpec, weights: NativeWeights, team: _kernels.Team) -> None:
-        """Raises CheckpointError if the rope options make no sense; the team's threads run every iteration."""
+        """The team's threads run every iteration.
+
+        Raises CheckpointError if the rope options make no sense, ValueError if weights do not have the spec's sizes.
+        """
+        _check_table(weights.embedding, spec.vocab_size, spec.hidden_size)
+        if weights.positions is not None:
+            _check_table(weights.positions, spec.context_length, spec.hidden_size)
         self.spec = spec
         self.weights = weights
         self._team = team
@@ -93,3 +99,10 @@ class NativeModel:
             choice,
         )
         return logits
+
+
+def _check_table(table: Table, n_rows: int, width: int) -> None:
+    format, rows = table
+    expected = (n_rows, row_bytes(format, width))
+    if rows.shape != expected:
+        raise ValueError(f"a table of {format.name} rows is {rows.shape}, must be {expected}")

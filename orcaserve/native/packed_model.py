@@ -11,7 +11,7 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ from orcaserve.native.packing import Format, PackedMatrix
 from orcaserve.native.precision import Precision
 
 VERSION = 1  # of the file: the forms of csrc/model.h and the names below
-_TYPES = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
-_NORMS, _MATRICES = ("attention_norm", "mlp_norm"), ("qkv", "out", "up", "down")
+_TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
+_SIZES = ("n_out", "n_in", "n_in_padded", "group", "interleaved")  # of a PackedMatrix
 
 
 def save_packed(path: Path, spec: ModelSpec, precision: Precision, weights: NativeWeights) -> None:
@@ -37,8 +37,7 @@ def save_packed(path: Path, spec: ModelSpec, precision: Precision, weights: Nati
     forms: dict[str, Any] = {}
     for name, piece in _pieces(weights):
         if isinstance(piece, PackedMatrix):
-            numbers = {size: int(getattr(piece, size)) for size in ("n_out", "n_in", "n_in_padded", "group")}
-            forms[name] = {"format": piece.format.name, **numbers}
+            forms[name] = {"format": piece.format.name, **{size: getattr(piece, size) for size in _SIZES}}
             arrays |= _present({f"{name}.panels": piece.panels, f"{name}.bias": piece.bias})
         elif isinstance(piece[0], RowFormat):
             forms[name] = {"rows": piece[0].name}
@@ -52,7 +51,7 @@ def save_packed(path: Path, spec: ModelSpec, precision: Precision, weights: Nati
         "precision": asdict(precision),
         "forms": forms,
         "arrays": {
-            name: {"shape": array.shape, "type": array.dtype.name, "crc32": zlib.crc32(flat[name])}
+            name: {"shape": array.shape, "type": array.dtype.name, "crc32": zlib.crc32(flat[name].data)}
             for name, array in arrays.items()
         },
     })  # fmt: skip
@@ -95,7 +94,9 @@ class _Arrays:
             sums[name] = entry["crc32"]
         largest_first = sorted(self._arrays, key=lambda name: -self._arrays[name].nbytes)
         with ThreadPoolExecutor(n_threads) as pool:
-            actual = pool.map(lambda name: zlib.crc32(self._arrays[name].reshape(-1).view(np.uint8)), largest_first)
+            actual = pool.map(
+                lambda name: zlib.crc32(self._arrays[name].reshape(-1).view(np.uint8).data), largest_first
+            )
             damaged = [name for name, crc in zip(largest_first, actual, strict=True) if crc != sums[name]]
         if damaged:
             raise CheckpointError(f"{file.path.name}: tensor {damaged[0]} is damaged (its checksum differs)")
@@ -115,10 +116,9 @@ def _read(arrays: _Arrays, description: Mapping[str, Any]) -> tuple[ModelSpec, P
 
     def matrix(name: str) -> PackedMatrix:
         form = forms[name]
-        sizes = {size: form[size] for size in ("n_out", "n_in", "n_in_padded", "group")}
-        return PackedMatrix(
-            format=Format[form["format"]], panels=arrays[f"{name}.panels"], bias=arrays.get(f"{name}.bias"), **sizes
-        )
+        sizes = {size: form[size] for size in _SIZES}
+        panels, bias = arrays[f"{name}.panels"], arrays.get(f"{name}.bias")
+        return PackedMatrix(Format[form["format"]], panels=panels, bias=bias, **sizes)
 
     def table(name: str) -> Table:
         return RowFormat[forms[name]["rows"]], arrays[f"{name}.rows"]
@@ -127,7 +127,14 @@ def _read(arrays: _Arrays, description: Mapping[str, Any]) -> tuple[ModelSpec, P
     rope = raw["rope"] and {key: tuple(v) if isinstance(v, list) else v for key, v in raw["rope"].items()}
     spec = ModelSpec(**{**raw, "eos_ids": frozenset(raw["eos_ids"]), "rope": rope and RopeSpec(**rope)})
     layers = [
-        Layer(**{n: norm(f"layers.{i}.{n}") for n in _NORMS}, **{m: matrix(f"layers.{i}.{m}") for m in _MATRICES})
+        Layer(
+            attention_norm=norm(f"layers.{i}.attention_norm"),
+            qkv=matrix(f"layers.{i}.qkv"),
+            out=matrix(f"layers.{i}.out"),
+            mlp_norm=norm(f"layers.{i}.mlp_norm"),
+            up=matrix(f"layers.{i}.up"),
+            down=matrix(f"layers.{i}.down"),
+        )
         for i in range(spec.n_layers)
     ]
     positions = table("positions") if "positions" in forms else None
@@ -142,8 +149,8 @@ def _pieces(weights: NativeWeights) -> Iterator[tuple[str, PackedMatrix | Norm |
         yield "positions", weights.positions
     yield "norm", weights.norm
     for i, layer in enumerate(weights.layers):
-        for name in (*_NORMS, *_MATRICES):
-            yield f"layers.{i}.{name}", getattr(layer, name)
+        for field in fields(layer):
+            yield f"layers.{i}.{field.name}", getattr(layer, field.name)
 
 
 def _present(arrays: Mapping[str, NDArray[Any] | None]) -> dict[str, NDArray[Any]]:

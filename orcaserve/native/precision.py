@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from orcaserve.native.packing import Format
+from orcaserve.native.packing import INT4_BLOCK, Format
 
 FULL_KINDS = frozenset({"F64", "F32", "F16", "BF16"})  # all others are quantised
 INT4_KINDS = frozenset({"Q4_0", "Q4_1"})  # kept bit for bit
-INT4_BLOCK = 32  # inputs that share a scale and a minimum
 _FLOATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16}
 
 
@@ -18,12 +17,13 @@ class Precision:
     """dtype: of matrices that are not quantised. kv: float32, bfloat16 or int8.
 
     quantization: none; int8; int4; auto: int8 for a matrix that is quantised in the file, and for no other.
-    why: one line for the user.
+    held: how most matrices are held, in one word. why: for the user.
     """
 
     dtype: str
     quantization: str
     kv: str
+    held: str
     why: str
 
     def format(self, kinds: Iterable[str], width: int) -> Format:
@@ -36,12 +36,21 @@ class Precision:
             return Format.INT4
         return Format.INT8
 
+    def with_kv(self, dtype: str) -> Precision:
+        """The same weights, and K/V as `dtype` says; auto leaves them."""
+        return self if dtype == "auto" else replace(self, kv=dtype)
 
-def choose_precision(dtype: str, quantization: str, kv_dtype: str, kinds: Iterable[str]) -> Precision:
+    @property
+    def text(self) -> str:
+        return f"weights in {self.held}, {self.why}; keys and values in {self.kv}"
+
+
+def choose_precision(dtype: str, quantization: str, kinds: Iterable[str]) -> Precision:
     """The settings with every `auto` decided for files that store their matrices as `kinds`.
 
     `auto` keeps what the files hold: it never makes numbers of full precision coarser. float16 is held as float32,
     since bfloat16 could not hold it exactly; files that are quantised already go to int8, which is quicker than floats.
+    K/V goes with the weights: int8 beside integers, else as they are.
     """
     kinds = frozenset(kinds)
     quantised = kinds - FULL_KINDS
@@ -54,5 +63,4 @@ def choose_precision(dtype: str, quantization: str, kv_dtype: str, kinds: Iterab
         why = f"the file is quantised ({', '.join(sorted(quantised))})"
     else:
         why = f"the file has full precision ({', '.join(sorted(kinds))})"
-    kv = (dtype if held in _FLOATS else "int8") if kv_dtype == "auto" else kv_dtype
-    return Precision(dtype, quantization, kv, f"weights in {held}, {why}; keys and values in {kv}")
+    return Precision(dtype, quantization, dtype if held in _FLOATS else "int8", held, why)

@@ -51,17 +51,18 @@ class Tokenizer:
 
     @classmethod
     def from_path(cls, path: Path) -> Tokenizer:
-        """Read the tokenizer of a checkpoint folder or a GGUF file.
+        """Read the tokenizer of a checkpoint folder, a GGUF file, or a folder with one GGUF file.
 
         Raises UnsupportedModel for a kind, pre-tokenizer or decoder this version does not know, CheckpointError for
         damaged files.
         """
-        if path.is_dir():
+        if path.is_dir() and ((path / "tokenizer.json").exists() or not any(path.glob("*.gguf"))):
             return _from_folder(path)
+        from orcaserve.checkpoint.converted import gguf_of
         from orcaserve.checkpoint.gguf import GGUFFile
         from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
 
-        return tokenizer_from_metadata(GGUFFile(path).metadata)
+        return tokenizer_from_metadata(GGUFFile(gguf_of(path)).metadata)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`, as transformers' tokenizer gives them. Special tokens written in the text are recognised."""

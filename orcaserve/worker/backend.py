@@ -54,7 +54,9 @@ def load_backend(config: EngineConfig, n_threads: int) -> Backend:
     except ImportError as error:
         _log.warning("running the model in PyTorch, slowly and with more memory: %s", error)
         return _reference(config, n_threads)
-    return _reference(config, n_threads)
+    from orcaserve.worker.native_backend import NativeBackend
+
+    return NativeBackend(config, n_threads)
 
 
 def _reference(config: EngineConfig, n_threads: int) -> Backend:

@@ -5,39 +5,43 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from orcaserve.config import EngineConfig
-from orcaserve.core import ConfigError, UnsupportedModel
+from orcaserve.checkpoint.converted import WEIGHTS, is_converted
+from orcaserve.config import EngineConfig, ModelConfig
+from orcaserve.core import CheckpointError, ConfigError, UnsupportedModel
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
+from orcaserve.model.spec import ModelSpec
 from orcaserve.native import _kernels
-from orcaserve.native.builder import NativeBuilder
+from orcaserve.native.builder import NativeBuilder, NativeWeights
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
-from orcaserve.native.precision import choose_precision
+from orcaserve.native.packed_model import load_packed
+from orcaserve.native.precision import Precision, choose_precision
 from orcaserve.native.sampler import Sampler
 
 _log = logging.getLogger(__name__)
 
 
 class NativeBackend:
-    """A Backend."""
+    """A Backend. Its threads run the kernels, packing included, and sleep in between."""
 
     def __init__(self, config: EngineConfig, n_threads: int) -> None:
-        model, self._page_size = config.model, config.kv.page_size
+        """Raises ModelError, or ConfigError for settings that do not suit the model."""
+        self._page_size = config.kv.page_size
         if self._page_size % PAGE_SIZE_STEP:
             raise ConfigError("page_size", f"must be a multiple of {PAGE_SIZE_STEP} on a CPU")
         team = _kernels.Team(n_threads)
-        with ModelFiles(model.path) as files:
-            if files.spec.head_dim % 4:
-                raise UnsupportedModel(
-                    f"heads of {files.spec.head_dim} dimensions are not supported on a CPU, only multiples of 4; "
-                    "--device reference runs this model, slowly"
-                )
-            precision = choose_precision(model.dtype, model.quantization, config.kv.dtype, files.matrix_kinds)
-            _log.info("%s: %s", model.name, precision.why)
-            self._model = NativeModel(files.spec, files.load(NativeBuilder(precision, team)), team)
+        if is_converted(config.model.path):
+            self.spec, precision, weights = _load_converted(config.model, n_threads)
+        else:
+            self.spec, precision, weights = _load_files(config.model, team)
+        precision = precision.with_kv(config.kv.dtype)
+        _log.info("%s: %s", config.model.name, precision.text)
+        try:
+            self._model = NativeModel(self.spec, weights, team)
+        except ValueError as error:
+            raise CheckpointError(f"{config.model.path.name}: {error}") from error
         self._storage = precision.kv
-        self.spec = self._model.spec
         self.sampler = Sampler(team)
         self.slot_bytes = slot_bytes(self.spec, self._storage)
 
@@ -48,3 +52,26 @@ class NativeBackend:
         self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int]
     ) -> tuple[Sequence[int], dict[int, str]]:
         return self.sampler.sample(self._model.forward(token_ids, layout, self._kv), request_ids)
+
+
+def _load_files(model: ModelConfig, team: _kernels.Team) -> tuple[ModelSpec, Precision, NativeWeights]:
+    with ModelFiles(model.path) as files:
+        if files.spec.head_dim % 4:
+            raise UnsupportedModel(
+                f"heads of {files.spec.head_dim} dimensions are not supported on a CPU, only multiples of 4; "
+                "--device reference runs this model, slowly"
+            )
+        precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds)
+        return files.spec, precision, files.load(NativeBuilder(precision, team))
+
+
+def _load_converted(model: ModelConfig, n_threads: int) -> tuple[ModelSpec, Precision, NativeWeights]:
+    spec, precision, weights = load_packed(model.path / WEIGHTS, n_threads)
+    integers = precision.held if precision.held.startswith("int") else "none"
+    for name, asked, has in (
+        ("--quantization", model.quantization, integers),
+        ("--dtype", model.dtype, precision.dtype),
+    ):
+        if asked not in ("auto", has):
+            raise ConfigError(name, f"this model was converted with {has}, convert it again for {asked}")
+    return spec, precision, weights

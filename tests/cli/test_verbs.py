@@ -49,12 +49,12 @@ def test_generate_refuses_what_cannot_fit() -> None:
 
 
 def test_chat_answers_resets_and_leaves() -> None:
-    question = "What is the capital of France?\n"
+    question = "What is the capital of Japan?\n"
     questions = f"{question}/reset\n\n{question}Say it again, louder.\n/quit\nnever read\n"
     done = orcaserve("chat", *SMALL, "--max-tokens", "16", "--temperature", "0", text=questions)
     assert done.returncode == 0, done.stderr
     first, after_reset, third = done.stdout.splitlines()
-    assert "Paris" in first
+    assert "Tokyo" in first
     assert after_reset == first, "nothing was remembered"
     assert third
     assert "/reset" in done.stderr, "help goes to standard error"
@@ -66,11 +66,11 @@ def test_chat_ends_with_its_input() -> None:
 
 
 def test_a_refused_turn_is_not_part_of_the_conversation() -> None:
-    question = "What is the capital of France?\n"
+    question = "What is the capital of Japan?\n"
     done = orcaserve("chat", *SMALL, "--max-tokens", "16", "--temperature", "0", text=f"{'word ' * 3000}\n{question}")
     assert done.returncode == 0, done.stderr
     assert "but the K/V region holds 2048" in done.stderr
-    assert "Paris" in done.stdout
+    assert "Tokyo" in done.stdout
 
 
 def test_the_worlds_errors_are_one_line(tmp_path: Path) -> None:

@@ -12,8 +12,14 @@ import torch
 from torch import Tensor
 
 from orcaserve.model.kv_manager import KVManager
+from orcaserve.model.loader import ModelFiles
 from orcaserve.model.reference.builder import load_reference
 from orcaserve.model.reference.kv_region import KVRegion
+from orcaserve.native import kv_region as native_region
+from orcaserve.native._kernels import Team
+from orcaserve.native.builder import NativeBuilder
+from orcaserve.native.model import NativeModel
+from orcaserve.native.precision import choose_precision
 
 
 class Reference:
@@ -32,7 +38,33 @@ class Reference:
         return self.model.forward(torch.tensor(tokens), layout, kv)
 
 
-LOADERS: dict[str, Callable[..., Any]] = {"reference": Reference}
+class Native:
+    """The CPU's own model, as `Runner` takes it."""
+
+    page_size = 16
+
+    def __init__(
+        self, path: Path, dtype: str = "float32", quantization: str = "none", kv: str = "auto", threads: int = 2
+    ) -> None:
+        team = Team(threads)
+        with ModelFiles(path) as files:
+            self.precision = choose_precision(dtype, quantization, files.matrix_kinds).with_kv(kv)
+            self.model = NativeModel(files.spec, files.load(NativeBuilder(self.precision, team)), team)
+        self.spec = self.model.spec
+
+    def region(self, n_pages: int) -> Any:
+        return native_region.KVRegion(self.spec, n_pages, self.page_size, self.precision.kv)
+
+    def forward(self, tokens: Sequence[int], layout: Any, kv: Any) -> Tensor:
+        return torch.from_numpy(self.model.forward(np.array(tokens, np.int32), layout, kv).copy())
+
+
+@pytest.fixture(scope="session")
+def native_model() -> type[Native]:
+    return Native
+
+
+LOADERS: dict[str, Callable[..., Any]] = {"reference": Reference, "native": Native}
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from orcaserve.worker.worker import Worker
 GREEDY = Params(max_tokens=100, temperature=0)
 
 
-DEVICES = ("reference",)
+DEVICES = ("cpu", "reference")
 
 
 class Rig:
