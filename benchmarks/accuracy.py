@@ -71,9 +71,9 @@ def perplexity_row(form: str, tally: Tally, reference: Tally) -> tuple[list[obje
 def greedy_row(form: str, found: Sequence[Divergence | None]) -> tuple[list[object], bool]:
     equal = sum(d is None for d in found)
     close = sum(d is not None and d.gap < CLOSE for d in found)
-    far = sorted(d.gap for d in found if d is not None and d.gap >= CLOSE)
+    far = sorted((d.gap, i) for i, d in enumerate(found, 1) if d is not None and d.gap >= CLOSE)
     passed = equal + close >= SHARE * len(found)
-    gaps = ", ".join(f"{gap:.2f}" for gap in far) or "none"
+    gaps = ", ".join(f"{gap:.2f} (#{i})" for gap, i in far) or "none"
     return [form, equal, close, gaps, f"{(equal + close) / len(found):.0%}", mark(passed)], passed
 
 
@@ -112,7 +112,7 @@ def main() -> int:
         + f"\n{len(prompts)} prompts, {STEPS} tokens each, greedy. "
         + f"Close: float32's two best logits are less than {CLOSE} apart.\n\n"
         + table(
-            ["form", "equal", "leaves it at a close step", "gaps of other differences", "equal or close", ""],
+            ["form", "equal", "leaves it at a close step", "gaps (and prompts) of other differences", "equal or close", ""],
             [row for row, _ in by_text],
         ),
         args.out,
