@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -31,6 +33,29 @@ def test_one_prompt_and_many(llm: LLM) -> None:
         assert result.prompt == prompt
         assert result.prompt_token_ids == llm.tokenizer.encode(prompt)
         assert 1 <= len(result.completions[0].token_ids) <= GREEDY.max_tokens
+
+
+def test_a_cpu_runs_without_torch(tiny_model: Path) -> None:
+    """Importing torch would take a second of the start and 200 MB."""
+    program = f"""
+import pathlib, sys
+from orcaserve.config import EngineConfig, KVConfig, ModelConfig
+from orcaserve.core import Request, SamplingParams
+from orcaserve.engine.host import EngineHost
+import queue
+import orcaserve.engine.process, orcaserve.llm
+reports = queue.SimpleQueue()
+config = EngineConfig(ModelConfig(pathlib.Path({str(tiny_model)!r}), "tiny"), KVConfig(n_slots=256))
+host = EngineHost.load(config, reports.put)
+host.submit([Request(1, (3, 4, 5), SamplingParams(max_tokens=3), frozenset())])
+assert reports.get(timeout=30).progress
+host.close()
+print(sorted(name for name in sys.modules if name.split(".")[0] == "torch"))
+maps = pathlib.Path("/proc/self/maps").read_text()
+print([part for part in ("libtorch", "libgomp") if part in maps])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"], done.stderr
 
 
 def test_ids_and_text_are_the_same_prompt(llm: LLM) -> None:

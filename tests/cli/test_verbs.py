@@ -110,10 +110,53 @@ def test_models_list_and_path(default_model: Path) -> None:
     assert str(default_model) in listed
 
 
+def test_a_converted_model_gives_the_same_text(default_model: Path, tmp_path: Path) -> None:
+    folder, tail = tmp_path / "converted", ("--prompt", "Once upon a time", "--max-tokens", "24", "--temperature", "0")
+    done = orcaserve("models", "convert", str(default_model), str(folder), "-t", "1")
+    assert done.returncode == 0, done.stderr
+    assert "weights in int8" in done.stdout
+    direct = orcaserve("generate", *SMALL, *tail)
+    converted = orcaserve("generate", *SMALL, *tail, "-m", str(folder))
+    assert converted.stdout == direct.stdout != ""
+    assert orcaserve("models", "convert", str(default_model), str(folder)).returncode == 2
+    wrong = orcaserve("generate", *SMALL, *tail, "-m", str(folder), "--quantization", "int4")
+    assert wrong.returncode == 2 and "--quantization: this model was converted with int8" in wrong.stderr
+    other = orcaserve("generate", *SMALL, *tail, "-m", str(folder), "--device", "reference")
+    assert other.returncode == 3 and "was converted for the CPU's kernels" in other.stderr
+    weights = next(folder.glob("*.safetensors"))
+    with weights.open("r+b") as file:
+        file.seek(-1000, 2)
+        byte = file.read(1)
+        file.seek(-1000, 2)
+        file.write(bytes([byte[0] ^ 4]))
+    damaged = orcaserve("generate", *SMALL, *tail, "-m", str(folder))
+    assert damaged.returncode == 3 and "layers.29" in damaged.stderr and "is damaged" in damaged.stderr
+    assert "Traceback" not in damaged.stderr
+
+
+def test_how_weights_are_held_is_said_and_can_be_chosen() -> None:
+    tail = ("--prompt", "1, 2, 3, 4,", "--max-tokens", "6", "--temperature", "0")
+    chosen = orcaserve("generate", *SMALL, *tail)
+    assert "weights in int8, the file is quantised (Q4_1, Q8_0); keys and values in int8" in chosen.stderr
+    for flags, says in (
+        (("--quantization", "none"), "weights in float32, as asked for; keys and values in float32"),
+        (
+            ("--quantization", "int4", "--kv-cache-dtype", "bfloat16"),
+            "weights in int4, as asked for; keys and values in b",
+        ),
+        (("--device", "reference"), ""),
+    ):
+        done = orcaserve("generate", *SMALL, *tail, *flags)
+        assert done.stdout == " 5, 6,", done.stderr
+        assert says in done.stderr
+    for flags in (("--device", "tpu"), ("--device", "reference", "--quantization", "int8")):
+        assert orcaserve("generate", *SMALL, *tail, *flags).returncode == 2
+
+
 def test_doctor_names_facts_and_troubles() -> None:
     done = orcaserve("doctor")
     assert done.returncode == 0, done.stdout
-    for fact in ("orcaserve", "torch", "instruction set", "cores usable", "GiB available"):
+    for fact in ("orcaserve", "torch", "instruction set", "cores usable", "GiB available", "int4", "threads"):
         assert fact in done.stdout
     wrong = orcaserve("doctor", ORCASERVE_ISA="z80")
     assert wrong.returncode == 1
