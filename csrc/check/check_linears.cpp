@@ -61,12 +61,12 @@ void check_size(const Size& size, Format format) {
 
   const bool exact = format == Format::kFloat32 || format == Format::kBFloat16;
   const Dense dense(w.matrix);
-  Closeness closeness(1e-5, exact ? 1e-5 : 0.05);
+  Closeness closeness;
   for (int row = 0; row < kRows; ++row) {
     const Array<float> in = rows_of(x, row, 1, size.n_in);
     closeness.add(rows_of(y, row, 1, size.n_out), dense({in.begin(), in.end()}));
   }
-  closeness.expect_close();
+  closeness.expect_within(1e-5, exact ? 1e-5 : 0.05);
 
   for (int n_threads : {2, 4}) expect(same_bits(run(w, x, kRows, n_threads), y), what + "threads change bits");
   for (int n : {1, 2, 3, 4, 5, 7, 8, 11, 16, 17, 23, 31, 32, 33, 64})

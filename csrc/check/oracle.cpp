@@ -116,12 +116,13 @@ Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, con
   const int dim = model_.head_dim, group = model_.n_heads / model_.n_kv_heads;
   Doubles out(static_cast<size_t>(model_.n_heads * dim));
   for (int head = 0; head < model_.n_heads; ++head) {
-    const double* q = qkv.data() + head * dim;
+    Doubles q(qkv.begin() + head * dim, qkv.begin() + (head + 1) * dim);
+    if (storage_ == Storage::kInt8) quantise(q, dim);
     const int from = head / group * dim;
     Doubles scores;
     for (const Doubles& key : keys) {
       double score = 0;
-      for (int d = 0; d < dim; ++d) score += q[d] * key[static_cast<size_t>(from + d)];
+      for (int d = 0; d < dim; ++d) score += q[static_cast<size_t>(d)] * key[static_cast<size_t>(from + d)];
       scores.push_back(score * double{model_.attention_scale});
     }
     const double largest = *std::max_element(scores.begin(), scores.end());

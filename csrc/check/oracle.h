@@ -2,7 +2,7 @@
 //
 // It reads the packed weights by the description in model.h and quantises activations, keys and values where the kernels do,
 // so that what differs is float rounding alone. That may move a quantised number to its neighbour now and then (see
-// `closeness` in compare.h).
+// Closeness in compare.h).
 #pragma once
 
 #include <vector>
