@@ -10,15 +10,13 @@ result. The clients run on the same machine and take their share of it.
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import random
 import time
 from statistics import median
 
-import httpx
 from report import Line, add_line_argument, heading, table, write, write_lines
 from server import serving
+from stream_client import StreamClient
 from throughputs import engine_config, form_flags
 
 from orcaserve import LLM, SamplingParams
@@ -34,22 +32,13 @@ def offline(llm: LLM, prompts: list[list[int]], gen: int) -> float:
     return len(prompts) * gen / (time.perf_counter() - start)
 
 
-async def streams(base: str, prompts: list[list[int]], gen: int) -> float:
-    limits = httpx.Limits(max_connections=len(prompts))
-    async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:
-
-        async def one(prompt: list[int]) -> None:
-            body = {"prompt": prompt, "max_tokens": gen, "ignore_eos": True, "temperature": 0, "stream": True,
-                    "stream_options": {"include_usage": True}, "model": NAME}  # fmt: skip
-            async with client.stream("POST", "/v1/completions", json=body) as response:
-                response.raise_for_status()
-                last = [line async for line in response.aiter_lines() if line.startswith("data: {")][-1]
-            assert json.loads(last[6:])["usage"]["completion_tokens"] == gen
-
-        await asyncio.gather(one(prompts[0][:8]))  # connections and code paths are warm
-        start = time.perf_counter()
-        await asyncio.gather(*map(one, prompts))
-        return len(prompts) * gen / (time.perf_counter() - start)
+def streams(base: str, prompts: list[list[int]], gen: int) -> float:
+    fields = {"max_tokens": gen, "ignore_eos": True, "temperature": 0, "model": NAME}
+    streaming = {"stream": True, "stream_options": {"include_usage": True}}
+    with StreamClient(base, len(prompts)) as client:
+        seconds, answers = client.run("/v1/completions", [{"prompt": p, **fields, **streaming} for p in prompts])
+    assert all(answer.usage() == gen for answer in answers)
+    return len(prompts) * gen / seconds
 
 
 def main() -> int:
@@ -72,7 +61,7 @@ def main() -> int:
         for n in range(args.rounds + 1):
             prompts = [[rng.randint(100, 40000) for _ in range(PROMPT)] for _ in range(args.streams)]
             a = offline(llm, prompts, args.gen)
-            b = asyncio.run(streams(server.base, prompts, args.gen))
+            b = streams(server.base, prompts, args.gen)
             if n:  # the first round warms both up
                 rows.append((a, b, b / a))
                 print(f"offline {a:.0f} tok/s, HTTP {b:.0f} tok/s, ratio {b / a:.3f}", flush=True)
