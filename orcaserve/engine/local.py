@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -38,6 +39,7 @@ class LocalEngine:
 
     def submit(self, batch: Batch) -> None:
         self._executor.post(lambda: self._run(batch))
+        time.sleep(0)  # gives up the interpreter, which the executor wants now; what the caller does next can wait
 
     def close(self) -> None:
         self._executor.close()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -75,6 +76,7 @@ class _EngineProcess:
             from orcaserve.engine.host import EngineHost  # late: the socket is there first
 
             host = EngineHost.load(config, server.report, lambda message: self._fail(server, message))
+            gc.freeze()  # what loading has made stays for good: no collection has to look at it again
             server.open(host.facts, host)
             server.attached.wait()
             self._remove_files()  # connected for good: nothing is left to be found, or to be left behind

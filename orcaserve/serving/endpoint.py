@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import signal
 import socket
@@ -89,6 +90,7 @@ class _Endpoint:
             await asyncio.gather(loading, return_exceptions=True)
             return 0
         client, service = await loading
+        gc.freeze()  # what loading has made stays for good: no collection has to look at it again
         self._app.service = service
         self._announce(service)
         gone = asyncio.create_task(client.closed.wait())

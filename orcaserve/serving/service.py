@@ -67,7 +67,7 @@ class Audience(Protocol):
     """Whom choices tell their news, on the event loop. Neither call waits for anything."""
 
     def show(self, choice: Choice, text: str) -> None:
-        """New text, at most once per turn of the engine. The last time, the choice is over, and there may be no text."""
+        """New text, at most once per turn of the engine. The last time the choice is over, and there may be no text."""
 
     def fail(self, error: Exception) -> None:
         """A choice will not come to its end: EngineError if its request failed, else a mistake of ours."""
