@@ -112,7 +112,14 @@ def main() -> int:
         + f"\n{len(prompts)} prompts, {STEPS} tokens each, greedy. "
         + f"Close: float32's two best logits are less than {CLOSE} apart.\n\n"
         + table(
-            ["form", "equal", "leaves it at a close step", "gaps (and prompts) of other differences", "equal or close", ""],
+            [
+                "form",
+                "equal",
+                "leaves it at a close step",
+                "gaps (and prompts) of other differences",
+                "equal or close",
+                "",
+            ],
             [row for row, _ in by_text],
         ),
         args.out,

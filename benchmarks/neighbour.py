@@ -22,7 +22,6 @@ from report import Line, add_line_argument, heading, table, write, write_lines
 from throughputs import engine_config
 
 from orcaserve.evaluation.measured_engine import MeasuredEngine
-from orcaserve.evaluation.throughput import measure_throughput
 
 GOAL = 0.45
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
@@ -45,6 +44,11 @@ def cpu_ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11])
 
 
+def decode(engine: MeasuredEngine, batch: int, prompt: int, gen: int) -> float:
+    """Tokens/s after the first token of all."""
+    return batch * gen / engine.run(engine.random_prompts(batch, prompt), 1 + gen).decode_seconds
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
@@ -63,15 +67,12 @@ def main() -> int:
     lines = []
     with MeasuredEngine(config) as engine:
         for batch in args.batch:
-
-            def decode(batch: int = batch) -> float:
-                return measure_throughput(engine, weights, kv, batch, args.prompt, args.gen, 1).decode_tok_s
-
             pairs = []
+            engine.run(engine.random_prompts(batch, args.prompt), 2)
             for _ in range(args.rounds):
-                quiet = decode()
+                quiet = decode(engine, batch, args.prompt, args.gen)
                 with busy_core(core):
-                    pairs.append((quiet, decode()))
+                    pairs.append((quiet, decode(engine, batch, args.prompt, args.gen)))
                 print(f"batch {batch}: quiet {pairs[-1][0]:.0f}, disturbed {pairs[-1][1]:.0f} tokens/s", flush=True)
             share = median(disturbed / quiet for quiet, disturbed in pairs)
             quiet, disturbed = (median(column) for column in zip(*pairs, strict=True))

@@ -73,6 +73,8 @@ def measure_model(name: str, path: Path, form: str, work: Work, limits: Limits) 
     rows, peak = _run(ours(form, KV, work, "--model", str(path)))
     spec = model_spec(path)
     decode = {row["batch"]: row["decode_tok_s"] for row in rows}
+    if None in decode.values():
+        raise SystemExit("decoding took too little time to be measured")
     n_bytes, operations = matrix_bytes_per_token(path, form), operations_per_token(spec)
     arithmetic = limits.arithmetic(form)
     slots = max(work.batch) * -(-(work.prompt + work.gen + 1) // 16) * 16

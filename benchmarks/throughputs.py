@@ -62,8 +62,8 @@ class Results:
 
     def figure(self, subject: Subject, batch: int, prompt: int, name: str) -> float | None:
         """The median over runs of one of FIGURES; None if it was not measured."""
-        rows = self.rows.get((subject, batch, prompt))
-        return median(row[name] for row in rows) if rows else None
+        found = [row[name] for row in self.rows.get((subject, batch, prompt), ()) if row[name] is not None]
+        return median(found) if found else None
 
     @property
     def subjects(self) -> list[Subject]:
@@ -71,10 +71,7 @@ class Results:
 
     def table_rows(self) -> list[list[object]]:
         shown = sorted(self.rows.items(), key=lambda item: (item[0][2], item[0][1], str(item[0][0])))
-        return [
-            [subject, batch, prompt, *(f"{median(row[f] for row in rows):,.0f}" for f in FIGURES), len(rows)]
-            for (subject, batch, prompt), rows in shown
-        ]
+        return [[*key, *(_rounded(self.figure(*key, name)) for name in FIGURES), len(rows)] for key, rows in shown]
 
 
 COLUMNS = ["engine, weights", "batch", "prompt", "prompt tokens/s", "decoded tokens/s", "runs"]
@@ -102,6 +99,10 @@ def engine_config(model: str | None, form: str, kv_cache_dtype: str, batch: int,
         KVConfig(n_slots=batch * -(-tokens // PAGE_SIZE) * PAGE_SIZE, dtype=kv_cache_dtype),
         SchedulerConfig(batch),
     )
+
+
+def _rounded(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}"
 
 
 def _shown(command: Sequence[str]) -> str:

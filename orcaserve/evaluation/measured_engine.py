@@ -44,6 +44,11 @@ class Run:
         return [times[0] for times in self.token_times]
 
     @property
+    def decode_seconds(self) -> float:
+        """From when every request has its first token until the last token of all."""
+        return self.seconds - max(self.first_token_seconds)
+
+    @property
     def gaps(self) -> list[float]:
         """Seconds between a request's consecutive tokens, of all requests."""
         return [later - earlier for times in self.token_times for earlier, later in pairwise(times)]

@@ -12,7 +12,8 @@ class Throughput:
     """One batch size's result.
 
     form: how weights are held. prompt, gen: tokens of each request. prefill_tok_s: input tokens of all prompts at once,
-    until their first output tokens are there. decode_tok_s: the tokens after the first. load_s: seconds of loading.
+    until their first output tokens are there. decode_tok_s: the tokens after the first, None if they took no time that
+    could be told from the initiation's. load_s: seconds of loading.
     """
 
     engine: str
@@ -22,7 +23,7 @@ class Throughput:
     prompt: int
     gen: int
     prefill_tok_s: float
-    decode_tok_s: float
+    decode_tok_s: float | None
     load_s: float
 
 
@@ -45,6 +46,6 @@ def measure_throughput(
         prompt=prompt,
         gen=gen,
         prefill_tok_s=round(batch * prompt / first, 1),
-        decode_tok_s=round(batch * gen / (whole - first), 1) if whole > first else float("nan"),
+        decode_tok_s=round(batch * gen / (whole - first), 1) if whole > first else None,
         load_s=round(engine.load_seconds, 2),
     )

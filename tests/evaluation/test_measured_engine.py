@@ -26,6 +26,7 @@ def test_every_request_gets_its_tokens_in_time(engine: MeasuredEngine) -> None:
     assert [len(times) for times in run.token_times] == [5, 5, 5]
     assert all(times == sorted(times) for times in run.token_times)
     assert len(run.first_token_seconds) == 3 and len(run.gaps) == 3 * 4
+    assert run.decode_seconds == pytest.approx(max(times[-1] for times in run.token_times) - run.token_times[-1][0])
     assert run.seconds >= max(run.first_token_seconds) > 0
     assert [(i.requests, i.tokens) for i in run.iterations] == [(3, 24), *[(3, 3)] * 4]
     assert all(0 < i.seconds < run.seconds for i in run.iterations)
