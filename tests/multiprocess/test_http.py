@@ -287,7 +287,7 @@ def finish_order(serve: Serve) -> list[str]:
         order.append(name)
 
     with ThreadPoolExecutor(2) as pool:
-        long = pool.submit(run, "long", 480)
+        long = pool.submit(run, "long", 4000)
         while serve.metric("orcaserve_kv_slots_reserved") == 0:
             assert not long.done()
         pool.submit(run, "short", 4).result()
@@ -297,7 +297,7 @@ def finish_order(serve: Serve) -> list[str]:
 
 def test_scheduling_is_per_iteration(served_model: Path) -> None:
     """With room for two, the later request joins the running one's batch and ends first; with room for one it waits."""
-    flags = [str(served_model), "--port", "0", "--n-slots", "2048", "-t", "1", "--max-num-seqs"]
+    flags = [str(served_model), "--port", "0", "--n-slots", "8192", "-t", "1", "--max-num-seqs"]
     two = Serve(*flags, "2")
     assert finish_order(two) == ["short", "long"]
     two.stop()
@@ -405,10 +405,10 @@ def test_the_default_model(default_model: Path) -> None:
     serve = Serve("--port", "0", "--n-slots", "8192", "-t", "1")
     try:
         with openai.OpenAI(base_url=f"{serve.base}/v1", api_key="none") as client:
-            messages: Any = [{"role": "user", "content": "What is the capital of France?"}]
+            messages: Any = [{"role": "user", "content": "What is the capital of Japan?"}]
             ask: Any = {"model": serve.model, "messages": messages, "max_tokens": 12, "temperature": 0}
             whole = client.chat.completions.create(**ask)
-            assert "Paris" in (whole.choices[0].message.content or "")
+            assert "Tokyo" in (whole.choices[0].message.content or "")
             with client.chat.completions.create(**ask, stream=True) as stream:
                 text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
             assert text == whole.choices[0].message.content
