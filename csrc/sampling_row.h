@@ -196,13 +196,14 @@ float reached_by(const Row& r, int64_t k, float low) {
 }
 
 // Logits of at least `limit` and their ids, by ascending id; returns how many. There must be room for kLanes more.
-int collect(const Row& r, float limit, float* x, int32_t* ids) {
+// Looks at one vector of `step` only; step is 1 or kBlockVectors.
+int collect(const Row& r, float limit, int step, float* x, int32_t* ids) {
   const Vec y = splat(limit);
   int n = 0;
   for (int b = 0; b < r.n_blocks; ++b) {
     if (!at_least(load(r.maxima + b * kLanes), y)) continue;
     const float* p = block(r, b);
-    for (int i = 0; i < kBlockVectors; ++i) {
+    for (int i = b % step; i < kBlockVectors; i += step) {
       const Vec v = load(p + i * kLanes);
       uint32_t hits = at_least(v, y);
       const int first = b * kBlock + i * kLanes;
