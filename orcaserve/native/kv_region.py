@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from orcaserve.model.spec import ModelSpec
 from orcaserve.native import _kernels
+from orcaserve.native.huge_pages import allocate
 
 STORAGES = {"float32": 0, "bfloat16": 1, "int8": 2}
 PAGE_SIZE_STEP = 16  # page sizes are multiples of it
@@ -55,9 +56,5 @@ class KVRegion:
 
 
 def _memory(shape: tuple[int, ...], item: np.dtype[Any]) -> NDArray[Any]:
-    """An array on pages of its own, not yet committed; in huge pages where the system has them."""
-    n_bytes = int(np.prod(shape, dtype=np.int64)) * item.itemsize
-    memory = mmap.mmap(-1, n_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(memory, item).reshape(shape)
+    n_bytes = math.prod(shape) * item.itemsize
+    return allocate(1, n_bytes)[0].view(item).reshape(shape)
