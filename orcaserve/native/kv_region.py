@@ -57,4 +57,5 @@ class KVRegion:
 
 def _memory(shape: tuple[int, ...], item: np.dtype[Any]) -> NDArray[Any]:
     n_bytes = math.prod(shape) * item.itemsize
-    return allocate(1, n_bytes)[0].view(item).reshape(shape)
+    memory: NDArray[Any] = allocate(1, n_bytes)[0].view(item)
+    return memory.reshape(shape)
