@@ -6,7 +6,7 @@
 #include "checks.h"
 #include "compare.h"
 #include "oracle.h"
-#include "plain_pack.h"
+#include "packed.h"
 
 namespace orcaserve::check {
 namespace {
@@ -32,7 +32,7 @@ Packed random_matrix(Random& random, const Size& size, Format format) {
   Array<float> weight(static_cast<size_t>(size.n_out) * size.n_in), bias(static_cast<size_t>(size.n_out));
   random.fill(weight, 0.3);
   random.fill(bias, 0.3);
-  return pack(weight, bias, size.n_out, size.n_in, format, false);
+  return pack(format, weight, bias, size.n_out, size.n_in);
 }
 
 // Rows of activations; now and then one of zeros, and one with an outlier.

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstring>
 
-#include "plain_pack.h"
 
 namespace orcaserve::check {
 
@@ -40,7 +39,7 @@ Matrix ToyModel::matrix(int n_out, int n_in, Format format, bool interleaved) {
     bias.resize(static_cast<size_t>(n_out));
     random_.fill(bias, 0.1);
   }
-  packed_.push_back(pack(weight, bias, n_out, n_in, format, interleaved));
+  packed_.push_back(pack(format, weight, bias, n_out, n_in, interleaved));
   return packed_.back().matrix;
 }
 

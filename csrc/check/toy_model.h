@@ -7,7 +7,7 @@
 
 #include "../native_model.h"
 #include "array.h"
-#include "plain_pack.h"
+#include "packed.h"
 
 namespace orcaserve::check {
 
