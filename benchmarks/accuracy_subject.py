@@ -14,7 +14,7 @@ from orcaserve.model.kv_manager import KVManager
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
 from orcaserve.native import _kernels
-from orcaserve.native.builder import NativeBuilder
+from orcaserve.native.exact_inputs import build_weights
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.model import NativeModel
 from orcaserve.native.precision import choose_precision
@@ -64,7 +64,7 @@ def load_subject(path: Path, form: str, n_tokens: int, n_threads: int | None) ->
     team = _kernels.Team(n_threads or available_cores())
     with ModelFiles(path) as files:
         precision = choose_precision(weights if floats else "auto", "none" if floats else weights, files.matrix_kinds)
-        model = NativeModel(files.spec, files.load(NativeBuilder(precision, team)), team)
+        model = NativeModel(files.spec, build_weights(files, precision, team), team)
     kv = KVManager(n_tokens, PAGE_SIZE)
     region = KVRegion(model.spec, kv.n_pages, PAGE_SIZE, storage)
     return Subject(form, kv, lambda ids, layout, rows: model.forward(ids, layout, region, rows))

@@ -4,6 +4,7 @@
 // key. The weights of a step times the scales of the values go to 16 bits, against a bound that the greatest of them does
 // not pass, as two digits of 8 bits: with one digit, weights below 1/510 of the greatest would vanish, however many they are.
 #include "attention_common.h"
+#include "quantise.h"
 
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
@@ -314,6 +315,37 @@ inline void value_tile(const Weights& w, const Step& step, const Step& ahead, in
   }
 }
 
+// Numbers of a head that one Hadamard matrix turns: the largest power of two that divides them, at most kHadamard.
+int turned_at_once(int head_dim) {
+  int n = 1;
+  while (n < kHadamard && head_dim % (2 * n) == 0) n *= 2;
+  return n;
+}
+
+// x = H x of each `at_once` of n numbers, without the factor. A product of two heads that were both turned is that of the
+// heads, times at_once; and what is large in few dimensions, as keys are, becomes middling in many, which bytes hold well.
+void turn_head(float* x, int n, int at_once) {
+  for (int from = 0; from < n; from += at_once) {
+    float* block = x + from;
+    if (at_once == kHadamard) {
+      Vec v[kTurnVecs];
+#pragma GCC unroll 16
+      for (int i = 0; i < kTurnVecs; ++i) v[i] = load(block + i * kLanes);
+      turn(v);
+#pragma GCC unroll 16
+      for (int i = 0; i < kTurnVecs; ++i) store(block + i * kLanes, v[i]);
+      continue;
+    }
+    for (int distance = 1; distance < at_once; distance *= 2)
+      for (int i = 0; i < at_once; ++i)
+        if (!(i & distance)) {
+          const float a = block[i], b = block[i + distance];
+          block[i] = a + b;
+          block[i + distance] = a - b;
+        }
+  }
+}
+
 class Int8Kernel {
  public:
   static constexpr float kUnit = kLn2;
@@ -327,6 +359,7 @@ class Int8Kernel {
       : a_(a),
         stride_(int64_t{a.kv->page_size} * 4),
         d_(padded(a.head_dim)),
+        turned_(turned_at_once(a.head_dim)),
         keys_(a.kv->keys + a.layer * a.kv->layer_bytes),
         values_(reinterpret_cast<int8_t*>(a.kv->values + a.layer * a.kv->layer_bytes)),
         key_scales_(a.kv->key_scales + a.layer * a.kv->layer_scales),
@@ -344,7 +377,9 @@ class Int8Kernel {
     const int64_t base = pages.base(t);
     const int slot = pages.slot(t), n = a_.head_dim;
     int8_t* bytes = reinterpret_cast<int8_t*>(scaled_);
-    float key_scale = quantise(k, d_, bytes).scale;
+    for (int i = 0; i < d_; i += kLanes) store(scaled_ + i, load(k + i));
+    turn_head(scaled_, n, turned_);
+    float key_scale = quantise(scaled_, d_, bytes).scale;
     uint8_t* key = keys_ + base * n + slot * 4;
     for (int i = 0; i < n; i += 4) {
       uint32_t four;
@@ -363,8 +398,9 @@ class Int8Kernel {
   }
 
   void enter(int row, const float* q) {
-    const Vec unit = splat(a_.scale * (1.0f / kLn2));
+    const Vec unit = splat(a_.scale * (1.0f / kLn2) / static_cast<float>(turned_));
     for (int i = 0; i < d_; i += kLanes) store(scaled_ + i, load(q + i) * unit);
+    turn_head(scaled_, a_.head_dim, turned_);
     const Quantised done = quantise(scaled_, d_, q_ + int64_t{row} * d_);
     q_scales_[row] = done.scale;
     init_[row] = -128 * done.sum;  // keys are stored 128 too large
@@ -543,6 +579,7 @@ class Int8Kernel {
   const AttentionCall& a_;
   const int64_t stride_;  // bytes from four dimensions of a key to the next four
   const int d_;           // head_dim in whole vectors
+  const int turned_;      // numbers that one Hadamard matrix turns
   uint8_t* const keys_;
   int8_t* const values_;
   float* const key_scales_;

@@ -59,6 +59,15 @@ class Reader {
     w.panels = panels.data();
     w.bias = floats(packed.attr("bias"), static_cast<size_t>(w.n_panels) * orcaserve::kPanel);
     kept_.append(packed);
+    const nb::object exact = packed.attr("exact");
+    if (!exact.is_none()) {
+      const auto inputs = nb::cast<Ints>(exact.attr("inputs"));
+      w.n_exact = static_cast<int>(inputs.size());
+      w.exact = inputs.data();
+      w.exact_weights = floats(exact.attr("weights"), size_t(w.n_panels) * w.n_exact * orcaserve::kPanel);
+      w.kept = floats(exact.attr("kept"), static_cast<size_t>(w.n_in_padded));
+      kept_.append(exact);
+    }
     return w;
   }
 
@@ -181,7 +190,8 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
          std::optional<Ints> logit_rows,
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits,
          std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> frequencies,
-         std::optional<Ints> frequency_set, std::optional<nb::callable> all_reduce) {
+         std::optional<Ints> frequency_set, std::optional<nb::callable> all_reduce,
+         std::optional<std::vector<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>> observed) {
   const orcaserve::Model& m = self.model->model();
   const size_t n = contexts.size();
   require(n > 0 && starts.size() == n + 1 && tables.shape(0) == n,
@@ -226,6 +236,17 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
     it.all_reduce = call_all_reduce;
     it.all_reduce_context = &reduce;
   }
+  std::vector<double*> sums;
+  if (observed) {
+    require(observed->size() == 4 * static_cast<size_t>(m.n_layers) + 1, "there must be a vector for every matrix");
+    for (size_t i = 0; i < observed->size(); ++i) {
+      const orcaserve::Layer* layer = i / 4 < static_cast<size_t>(m.n_layers) ? &m.layers[i / 4] : nullptr;
+      const int n_in = !layer ? m.hidden : (i % 4 == 0 ? layer->qkv : i % 4 == 1 ? layer->out : i % 4 == 2 ? layer->up : layer->down).n_in;
+      require((*observed)[i].size() == static_cast<size_t>(n_in), "a vector to observe in has a wrong length");
+      sums.push_back((*observed)[i].data());
+    }
+    it.observed = sums.data();
+  }
   check_region(kv, m);
   {
     nb::gil_scoped_release released;
@@ -246,5 +267,5 @@ void bind_model(nb::module_& m) {
       .def("run", &run, "team"_a, "kv"_a, "starts"_a.noconvert(), "contexts"_a.noconvert(), "page_tables"_a.noconvert(),
            "token_ids"_a.noconvert().none(), "hidden"_a.noconvert().none(), "logit_rows"_a.noconvert().none(),
            "logits"_a.noconvert().none(), "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(),
-           "all_reduce"_a.none() = nb::none());
+           "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none());
 }

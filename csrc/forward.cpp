@@ -38,12 +38,13 @@ class Carver {
 
 // Room for the operand of any of some matrices.
 struct OperandRoom {
-  int n_in = 0, q_stride = 0, n_groups = 0;
+  int n_in = 0, q_stride = 0, n_groups = 0, n_exact = 0;
   void fit(const Matrix& w) {
     n_in = most(n_in, w.n_in);
     if (!is_integer(w)) return;
     q_stride = most(q_stride, w.n_in_padded);
     n_groups = most(n_groups, groups_of(w));
+    n_exact = most(n_exact, w.n_exact);
   }
   Operand carve(Carver& c, int rows) const {
     Operand o{};
@@ -52,6 +53,7 @@ struct OperandRoom {
     o.q = c.take<int8_t>(int64_t{rows} * q_stride);
     o.scales = c.take<float>(int64_t{rows} * n_groups);
     o.sums = c.take<int32_t>(int64_t{rows} * n_groups);
+    o.exact = c.take<float>(int64_t{rows} * n_exact);
     return o;
   }
 };
@@ -112,6 +114,11 @@ struct Product {
   bool gated;
   int width;  // columns of the result
 
+  void product(int panel, int row, int n_rows, float* tile, const uint8_t* ahead) const {
+    multiply_panel(w, panel, x, row, n_rows, tile, ahead);
+    if (w.n_exact > 0) add_exact(w, panel, x, row, n_rows, tile);
+  }
+
   // Outputs `out` (a panel, or a pair of gate and up) for the rows.
   void compute(int out, const Range& rows, const uint8_t* ahead) const {
     alignas(64) float tiles[2][kTileRows * kPanel];
@@ -122,12 +129,12 @@ struct Product {
       const int n = least(kTileRows, rows.end - row);
       float* y = sink.y + int64_t{row} * sink.stride + col;
       if (gated) {
-        multiply_panel(w, panel, x, row, n, tiles[0], is_first ? w.panels + (panel + 1) * w.panel_bytes : nullptr);
-        multiply_panel(w, panel + 1, x, row, n, tiles[1], is_first ? ahead : nullptr);
+        product(panel, row, n, tiles[0], is_first ? w.panels + (panel + 1) * w.panel_bytes : nullptr);
+        product(panel + 1, row, n, tiles[1], is_first ? ahead : nullptr);
         gate_tile(sink.activation, tiles[0], tiles[1], n, n_cols, bias, bias ? bias + kPanel : nullptr, y, sink.stride);
         continue;
       }
-      multiply_panel(w, panel, x, row, n, tiles[0], is_first ? ahead : nullptr);
+      product(panel, row, n, tiles[0], is_first ? ahead : nullptr);
       if (sink.kind == Sink::kStore)
         store_tile(tiles[0], n, n_cols, bias, y, sink.stride);
       else if (sink.kind == Sink::kAdd)
@@ -166,7 +173,7 @@ struct Workspace {
   float *qkv, *attended, *wide, *partial_sums, *cos, *sin, *attention_scratch, *attention_partial;
   size_t scratch_floats;
   Operand shared, own;  // own: room for kAlone rows of each member
-  int64_t own_q, own_x, own_groups;
+  int64_t own_q, own_x, own_groups, own_exact;
   size_t bytes;
 
   Workspace(const Model& m, const Iteration& it, const KVRegion& kv, int n_threads, void* base) {
@@ -193,6 +200,7 @@ struct Workspace {
     own_x = int64_t{kAlone} * room.n_in;
     own_q = int64_t{kAlone} * room.q_stride;
     own_groups = int64_t{kAlone} * room.n_groups;
+    own_exact = int64_t{kAlone} * room.n_exact;
     bytes = c.used();
   }
 
@@ -202,6 +210,7 @@ struct Workspace {
     o.q += own_q * member;
     o.scales += own_groups * member;
     o.sums += own_groups * member;
+    o.exact += own_exact * member;
     return o;
   }
 };
@@ -233,7 +242,7 @@ class Pass {
     begin();
     for (int i = 0; i < m_.n_layers; ++i) {
       const Layer& layer = m_.layers[i];
-      for_blocks([&](int first, int n) { project(layer, first, n); });
+      for_blocks([&](int first, int n) { project(layer, i, first, n); });
       attend(i);
       for_blocks([&](int first, int n) { finish(layer, i, first, n); });
     }
@@ -261,9 +270,9 @@ class Pass {
     });
   }
 
-  // The operand of `w` from rows source(i) of floats; norm may be null.
+  // The operand of `w`, the index-th matrix, from rows source(i) of floats; norm may be null.
   template <typename Source>
-  Operand prepare(const Matrix& w, int n_rows, const NormWeights* norm, const Source& source) {
+  Operand prepare(const Matrix& w, int index, int n_rows, const NormWeights* norm, const Source& source) {
     const bool alone = n_rows <= kAlone && Cut(n_rows, team_.size()).n_cuts == 1 && team_.size() > 1;
     const Operand to = shaped(alone ? ws_.own_of(member_) : ws_.shared, w);
     float* normed = const_cast<float*>(to.x);
@@ -276,21 +285,27 @@ class Pass {
       }
       if (integer) quantise(w, from, to, row);
     });
+    if (it_.observed && member_ == 0)
+      for (int row = 0; row < n_rows; ++row) observe(norm ? normed + row * to.stride : source(row), w.n_in, it_.observed[index]);
     return to;
   }
 
+  static void observe(const float* x, int n, double* sums) {
+    for (int i = 0; i < n; ++i) sums[i] += double{x[i]} * x[i];
+  }
+
   // The operand of `w` from consecutive rows of floats, without a norm.
-  Operand take(const Matrix& w, int n_rows, const float* rows) {
-    if (is_integer(w)) return prepare(w, n_rows, nullptr, [&](int row) { return rows + int64_t{row} * w.n_in; });
+  Operand take(const Matrix& w, int index, int n_rows, const float* rows) {
+    if (is_integer(w)) return prepare(w, index, n_rows, nullptr, [&](int row) { return rows + int64_t{row} * w.n_in; });
     Operand o{};
     o.x = rows;
     o.stride = w.n_in;
     return o;
   }
 
-  void project(const Layer& layer, int first, int n) {
+  void project(const Layer& layer, int index, int first, int n) {
     const Matrix& w = layer.qkv;
-    const Operand operand = prepare(w, n, &layer.attention_norm, [&](int row) { return x(first + row); });
+    const Operand operand = prepare(w, 4 * index, n, &layer.attention_norm, [&](int row) { return x(first + row); });
     multiply(w, operand, n, {Sink::kStore, ws_.qkv + int64_t{first} * w.n_out, w.n_out}, &layer.out, team_, member_);
   }
 
@@ -316,12 +331,12 @@ class Pass {
   }
 
   void finish(const Layer& layer, int index, int first, int n) {
-    const Operand attended = take(layer.out, n, ws_.attended + int64_t{first} * layer.out.n_in);
+    const Operand attended = take(layer.out, 4 * index + 1, n, ws_.attended + int64_t{first} * layer.out.n_in);
     accumulate(layer.out, attended, first, n, &layer.up);
-    const Operand normed = prepare(layer.up, n, &layer.mlp_norm, [&](int row) { return x(first + row); });
+    const Operand normed = prepare(layer.up, 4 * index + 2, n, &layer.mlp_norm, [&](int row) { return x(first + row); });
     multiply(layer.up, normed, n, {m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation},
              &layer.down, team_, member_);
-    const Operand wide = take(layer.down, n, ws_.wide);
+    const Operand wide = take(layer.down, 4 * index + 3, n, ws_.wide);
     const Matrix* then = index + 1 < m_.n_layers ? &m_.layers[index + 1].qkv : m_.last ? &m_.head : nullptr;
     accumulate(layer.down, wide, first, n, then);
   }
@@ -346,7 +361,7 @@ class Pass {
     for (int first = 0; first < it_.n_logits; first += kRowBlock) {
       const int n = least(kRowBlock, it_.n_logits - first);
       const Operand operand =
-          prepare(m_.head, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
+          prepare(m_.head, 4 * m_.n_layers, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
       multiply(m_.head, operand, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},
                m_.n_layers ? &m_.layers[0].qkv : nullptr, team_, member_);
     }

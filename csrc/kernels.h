@@ -18,6 +18,7 @@ struct Operand {
   float* scales;   // [row][n_groups]
   int32_t* sums;   // [row][n_groups]
   int n_groups;
+  float* exact;    // [row][n_exact of the matrix]: the inputs that are left out of q
 };
 
 constexpr int kTileRows = 32;  // most rows of one call of `multiply`
@@ -80,7 +81,10 @@ void normalise(Norm kind, float eps, const NormWeights& w, const float* x, int n
 // Enters x [n_in] as row `row` of the operand of an int8 or int4 matrix.
 // int8: turns each kHadamard inputs by the Hadamard matrix H / 8 (H[i][j] = (-1)^popcount(i & j)), inputs beyond n_in being 0;
 // then q = x / scale to the nearest, scale = (largest |x| of the group) / 127. int4: the same without the turning, groups of 32.
+// The exact inputs of the matrix go to `exact` and count as 0 in q.
 void quantise(const Matrix& w, const float* x, const Operand& to, int row);
+// tile += products of the exact inputs.
+void add_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* tile);
 // What is done with a tile of results, [n_rows][kPanel] floats of stride kPanel, n_cols of them real. bias may be null.
 void store_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
 void add_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);

@@ -42,6 +42,12 @@ struct Matrix {
   int64_t panel_bytes;
   const uint8_t* panels;  // 64-byte aligned
   const float* bias;      // [n_panels * kPanel], or null
+  // kInt8: the few inputs that are largest by far. Activations leave them out of the integers, and their products are added
+  // in float32, so that they neither coarsen the scale of the others nor are rounded themselves.
+  int n_exact;
+  const int32_t* exact;        // [n_exact], which inputs
+  const float* exact_weights;  // [n_panels][n_exact][kPanel]
+  const float* kept;           // [n_in_padded]: 0 for these inputs, 1 for the others; null if n_exact is 0
 };
 
 enum class Norm : int { kRms = 0, kLayer = 1 };
@@ -160,6 +166,10 @@ struct Iteration {
 
   const float* frequencies;      // [sets][rope_dim / 2] radians per position
   const int32_t* frequency_set;  // [n_requests], or null: all use set 0
+
+  // Where the squares of every input of every Linear are added up, or null: observed[4 i + j][n] for qkv, out, up, down of
+  // layer i, and observed[4 n_layers] for the head. For choosing Matrix::exact.
+  double* const* observed;
 
   // Sums x [n] over the shards of the layer, in place; null with one shard. Called by member 0 while the others wait.
   void (*all_reduce)(void* context, float* x, int64_t n);

@@ -32,6 +32,10 @@ void check_matrix(const Matrix& w, const char* what, int n_out, int n_in, bool i
   const int parts = interleaved ? 2 : 1;
   require(w.n_panels == parts * ((n_out / parts + kPanel - 1) / kPanel), name + " has a wrong number of panels");
   require(w.panel_bytes == panel_bytes(w.format, w.n_in_padded, w.group), name + " has panels of a wrong size");
+  require(w.n_exact == 0 || (w.format == Format::kInt8 && w.exact && w.exact_weights && w.kept),
+          name + " has exact inputs, which only int8 has");
+  for (int e = 0; e < w.n_exact; ++e)
+    require(w.exact[e] >= 0 && w.exact[e] < n_in, name + " names an exact input that it does not have");
   require(reinterpret_cast<uintptr_t>(w.panels) % 64 == 0, name + " does not begin at a multiple of 64 bytes");
 }
 

@@ -189,12 +189,13 @@ void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
   const float factor = turned ? 0.125f : 1.0f;
   int8_t* q = to.q + row * to.q_stride;
   alignas(64) float chunk[kChunk];
+  for (int e = 0; e < w.n_exact; ++e) to.exact[int64_t{row} * w.n_exact + e] = x[w.exact[e]];
   for (int group = 0, from = 0; group < to.n_groups; ++group, from += w.group) {
     IntVec top{};
     if (turned) {
       for (int i = 0; i < w.group; i += kChunk) {
         const int n = w.group - i < kChunk ? w.group - i : kChunk;
-        top = maximum(top, turn_chunk(x + from + i, w.n_in - from - i, n, chunk));
+        top = maximum(top, turn_chunk(x + from + i, w.kept ? w.kept + from + i : nullptr, w.n_in - from - i, n, chunk));
       }
     } else {
       for (int i = 0; i < w.group; i += kLanes) top = maximum(top, magnitude(load(x + from + i)));
@@ -208,13 +209,30 @@ void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
       for (int i = 0; i < w.group; i += kChunk) {
         const int n = w.group - i < kChunk ? w.group - i : kChunk;
         // A group longer than a chunk is turned once more rather than kept.
-        if (turned && w.group > kChunk) turn_chunk(x + from + i, w.n_in - from - i, n, chunk);
+        if (turned && w.group > kChunk) turn_chunk(x + from + i, w.kept ? w.kept + from + i : nullptr, w.n_in - from - i, n, chunk);
         const float* numbers = turned ? chunk : x + from + i;
         for (int j = 0; j < n; j += kInt4Block) round_block(numbers + j, inverse, q + from + i + j, sum);
       }
     }
     to.scales[int64_t{row} * to.n_groups + group] = s.scale;
     to.sums[int64_t{row} * to.n_groups + group] = horizontal_sum(sum);
+  }
+}
+
+void add_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* tile) {
+  const float* weights = w.exact_weights + int64_t{panel} * w.n_exact * kPanel;
+  for (int r = 0; r < n_rows; ++r, tile += kPanel) {
+    const float* inputs = x.exact + int64_t{row + r} * w.n_exact;
+    constexpr int kVecs = kPanel / kLanes;
+    Vec sum[kVecs];
+#pragma GCC unroll 12
+    for (int v = 0; v < kVecs; ++v) sum[v] = load(tile + v * kLanes);
+    for (int e = 0; e < w.n_exact; ++e)
+#pragma GCC unroll 12
+      for (int v = 0; v < kVecs; ++v)
+        sum[v] = multiply_add(splat(inputs[e]), load(weights + e * kPanel + v * kLanes), sum[v]);
+#pragma GCC unroll 12
+    for (int v = 0; v < kVecs; ++v) store(tile + v * kLanes, sum[v]);
   }
 }
 

@@ -6,7 +6,7 @@ below are ours; the K-quants and rarer ones go through the `gguf` library, impor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,18 @@ def dequantise(kind: str, stored: Bytes, out: Floats) -> None:
             block.turn(rows[start : start + step], numbers[start : start + step])
     else:
         _by_library(kind, stored, out)
+
+
+def columns(kind: str, stored: Bytes, inputs: Sequence[int]) -> Floats:
+    """Some columns [rows, inputs] of rows of blocks [rows, bytes of a row], of a kind in BLOCK_NUMBERS."""
+    block = _BLOCKS[kind]
+    blocks = stored.reshape(len(stored), -1, block.n_bytes)
+    out = np.empty((len(stored), len(inputs)), np.float32)
+    numbers = np.empty((len(stored), block.n_numbers), np.float32)
+    for i, column in enumerate(inputs):
+        block.turn(np.ascontiguousarray(blocks[:, column // block.n_numbers]), numbers)
+        out[:, i] = numbers[:, column % block.n_numbers]
+    return out
 
 
 def is_finite(kind: str, stored: Bytes) -> bool:
@@ -145,6 +157,7 @@ _BLOCKS = {
     "Q5_0": _Block(32, 22, 1, _q5_0),
     "Q5_1": _Block(32, 24, 2, _q5_1),
 }
+BLOCK_NUMBERS = {kind: block.n_numbers for kind, block in _BLOCKS.items()}
 
 
 def _by_library(kind: str, stored: Bytes, out: Floats) -> None:

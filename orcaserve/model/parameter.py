@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from orcaserve.checkpoint.checkpoint import Checkpoint
-from orcaserve.checkpoint.dequantise import is_finite
+from orcaserve.checkpoint.dequantise import BLOCK_NUMBERS, columns, is_finite
 from orcaserve.core.errors import CheckpointError
 
 Floats = NDArray[np.float32]
@@ -47,6 +49,12 @@ class Parameter:
         if not is_finite(self.kind, stored):
             raise self._not_finite()
         return self._in_order(stored)
+
+    def columns(self, inputs: Sequence[int]) -> Floats:
+        """Its numbers [rows, inputs] of these columns."""
+        if self.kind not in BLOCK_NUMBERS or self.transposed:
+            return np.ascontiguousarray(self.floats()[:, list(inputs)])
+        return self._in_order(columns(self.kind, self._checkpoint.stored(self.name), inputs))
 
     def _in_order(self, rows: np.ndarray) -> np.ndarray:
         if self._n_turned == 0:

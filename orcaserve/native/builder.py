@@ -40,15 +40,24 @@ NativeWeights = Weights[PackedMatrix, Norm, Table]
 
 
 class NativeBuilder:
-    """A WeightsBuilder. The team's threads share the packing of each matrix."""
+    """A WeightsBuilder. The team's threads share the packing of each matrix.
+
+    matrices, tables: what was made, by the name of its first parameter.
+    """
 
     def __init__(self, precision: Precision, team: _kernels.Team) -> None:
         self._precision, self._team = precision, team
+        self.matrices: dict[str, PackedMatrix] = {}
+        self.tables: dict[str, Table] = {}
 
     def norm(self, weight: Floats, bias: Floats | None) -> Norm:
         return weight, bias
 
     def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> PackedMatrix:
+        matrix = self.matrices[parts[0].name] = self._pack(parts, biases, gated)
+        return matrix
+
+    def _pack(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool) -> PackedMatrix:
         kinds = {part.kind for part in parts}
         format = self._precision.format(kinds, parts[0].shape[1])
         if format is Format.INT4 and kinds <= INT4_KINDS:
@@ -59,8 +68,11 @@ class NativeBuilder:
 
     def table(self, rows: Parameter) -> Table:
         if rows.kind in RowFormat.__members__:
-            return RowFormat[rows.kind], rows.stored()
-        return RowFormat.F32, rows.floats().view(np.uint8)
+            table = RowFormat[rows.kind], rows.stored()
+        else:
+            table = RowFormat.F32, rows.floats().view(np.uint8)
+        self.tables[rows.name] = table
+        return table
 
     def tied(self, table: Parameter) -> tuple[Table, PackedMatrix]:
         return self.table(table), self.matrix([table], None)

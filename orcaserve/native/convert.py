@@ -10,7 +10,7 @@ from orcaserve.checkpoint.converted import WEIGHTS, copy_description
 from orcaserve.core.errors import ConfigError
 from orcaserve.model.loader import ModelFiles
 from orcaserve.native import _kernels
-from orcaserve.native.builder import NativeBuilder
+from orcaserve.native.exact_inputs import build_weights
 from orcaserve.native.packed_model import save_packed
 from orcaserve.native.precision import Precision, choose_precision
 
@@ -28,7 +28,7 @@ def convert(source: Path, destination: Path, dtype: str, quantization: str, n_th
         folder.mkdir()
         with ModelFiles(source) as files:
             precision = choose_precision(dtype, quantization, files.matrix_kinds)
-            weights = files.load(NativeBuilder(precision, _kernels.Team(n_threads)))
+            weights = build_weights(files, precision, _kernels.Team(n_threads))
             save_packed(folder / WEIGHTS, files.spec, precision, weights)
         copy_description(source, folder)
         _rename(folder, destination)  # only a whole model ever gets the final name

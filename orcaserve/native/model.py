@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
@@ -74,11 +75,28 @@ class NativeModel:
         self._native = _kernels.Model(shape, weights.embedding, weights.positions, layers, weights.norm, weights.head)
         self._logits = np.empty((0, spec.vocab_size), np.float32)
 
-    def forward(self, token_ids: Int32s, layout: Layout, kv: KVRegion, rows: Int32s | None = None) -> Floats:
+    def observe(self, token_ids: Int32s, layout: Layout, kv: KVRegion) -> list[NDArray[np.float64]]:
+        """Runs the batch; returns the sums of squares of the inputs of qkv, out, up, down of every layer, and the head."""
+        matrices = [m for layer in self.weights.layers for m in (layer.qkv, layer.out, layer.up, layer.down)]
+        sums = [np.zeros(matrix.n_in) for matrix in (*matrices, self.weights.head)]
+        rows = np.arange(layout.n_tokens, dtype=np.int32)
+        self.forward(token_ids, layout, kv, rows, sums)
+        self._logits = np.empty((0, self.spec.vocab_size), np.float32)  # logits of all rows are large
+        return sums
+
+    def forward(
+        self,
+        token_ids: Int32s,
+        layout: Layout,
+        kv: KVRegion,
+        rows: Int32s | None = None,
+        observed: list[NDArray[np.float64]] | None = None,
+    ) -> Floats:
         """token_ids [N], laid out as `layout` says -> logits [R, vocabulary], valid until the next call.
 
         rows: of the flat batch, those whose logits are wanted; None = the last one of every request. The K/V of all N
-        tokens is in `kv` afterwards. Raises ValueError if anything would reach outside of its memory.
+        tokens is in `kv` afterwards. observed: where `observe` adds up. Raises ValueError if anything would reach
+        outside of its memory.
         """
         rows = layout.last_rows if rows is None else rows
         if len(rows) > len(self._logits):
@@ -97,6 +115,8 @@ class NativeModel:
             logits,
             frequencies,
             choice,
+            None,
+            observed,
         )
         return logits
 

@@ -24,10 +24,10 @@ from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.spec import ModelSpec, RopeSpec
 from orcaserve.model.weights import Layer, Weights
 from orcaserve.native.builder import NativeWeights, Norm, RowFormat, Table
-from orcaserve.native.packing import Format, PackedMatrix
+from orcaserve.native.packing import ExactInputs, Format, PackedMatrix, kept_of
 from orcaserve.native.precision import Precision
 
-VERSION = 1  # of the file: the forms of csrc/model.h and the names below
+VERSION = 2  # of the file: the forms of csrc/model.h and the names below
 _TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
 _SIZES = ("n_out", "n_in", "n_in_padded", "group", "interleaved")  # of a PackedMatrix
 
@@ -39,6 +39,9 @@ def save_packed(path: Path, spec: ModelSpec, precision: Precision, weights: Nati
         if isinstance(piece, PackedMatrix):
             forms[name] = {"format": piece.format.name, **{size: getattr(piece, size) for size in _SIZES}}
             arrays |= _present({f"{name}.panels": piece.panels, f"{name}.bias": piece.bias})
+            if piece.exact is not None:
+                forms[name]["exact"] = piece.exact.inputs.tolist()
+                arrays[f"{name}.exact"] = piece.exact.weights
         elif isinstance(piece[0], RowFormat):
             forms[name] = {"rows": piece[0].name}
             arrays[f"{name}.rows"] = piece[1]
@@ -75,7 +78,7 @@ def load_packed(path: Path, n_threads: int) -> tuple[ModelSpec, Precision, Nativ
         )
     try:
         return _read(_Arrays(file, description["arrays"], n_threads), description)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path.name} does not describe its weights as it should: {error}") from error
 
 
@@ -118,7 +121,11 @@ def _read(arrays: _Arrays, description: Mapping[str, Any]) -> tuple[ModelSpec, P
         form = forms[name]
         sizes = {size: form[size] for size in _SIZES}
         panels, bias = arrays[f"{name}.panels"], arrays.get(f"{name}.bias")
-        return PackedMatrix(Format[form["format"]], panels=panels, bias=bias, **sizes)
+        exact = None
+        if "exact" in form:
+            inputs = np.array(form["exact"], np.int32)
+            exact = ExactInputs(inputs, arrays[f"{name}.exact"], kept_of(inputs, sizes["n_in_padded"]))
+        return PackedMatrix(Format[form["format"]], panels=panels, bias=bias, exact=exact, **sizes)
 
     def table(name: str) -> Table:
         return RowFormat[forms[name]["rows"]], arrays[f"{name}.rows"]

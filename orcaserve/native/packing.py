@@ -35,12 +35,47 @@ class Format(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ExactInputs:
+    """Inputs of an int8 matrix whose products are computed in float32 (exact_inputs.py says why).
+
+    inputs: [k] int32. weights: [n_panels, k, 48]. kept: [n_in_padded], 0 for these inputs and 1 for the others.
+    """
+
+    inputs: NDArray[np.int32]
+    weights: Floats
+    kept: Floats
+
+    @classmethod
+    def of(cls, matrix: PackedMatrix, inputs: Sequence[int], columns: Sequence[Floats]) -> ExactInputs:
+        """columns: of each part of the matrix, its weights of these inputs [n_out of the part, k]."""
+        chosen = np.array(inputs, np.int32)
+        whole = np.zeros((matrix.n_panels * PANEL, len(chosen)), np.float32)
+        if matrix.interleaved:
+            panels = whole.reshape(-1, 2, PANEL, len(chosen))
+            for part, column in enumerate(columns):
+                filled = np.zeros((matrix.n_panels // 2 * PANEL, len(chosen)), np.float32)
+                filled[: len(column)] = column
+                panels[:, part] = filled.reshape(-1, PANEL, len(chosen))
+        else:
+            whole[: matrix.n_out] = np.concatenate(list(columns))
+        weights = np.ascontiguousarray(whole.reshape(-1, PANEL, len(chosen)).swapaxes(1, 2))
+        return cls(chosen, weights, kept_of(chosen, matrix.n_in_padded))
+
+
+def kept_of(inputs: NDArray[np.int32], n_in_padded: int) -> Floats:
+    kept = np.ones(n_in_padded, np.float32)
+    kept[inputs] = 0
+    return kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PackedMatrix:
     """Weights [n_out, n_in] in panels of 48 outputs.
 
     n_in_padded: n_in filled up as the format wants it. group: inputs that share a scale.
     panels: [n_panels, bytes of a panel], 64-byte aligned. bias: [n_panels * 48], or None.
     interleaved: panel 2 i + p holds outputs 48 i .. of part p, of two parts of n_out / 2 outputs.
+    exact: for int8, or None.
     """
 
     format: Format
@@ -51,6 +86,7 @@ class PackedMatrix:
     panels: Bytes
     bias: Floats | None
     interleaved: bool = False
+    exact: ExactInputs | None = None
 
     def __post_init__(self) -> None:
         padded = _kernels.padded_inputs(self.format, self.n_in)
@@ -63,6 +99,12 @@ class PackedMatrix:
             raise ValueError(f"the panels are {self.panels.shape}, must be {shape}")
         if self.bias is not None and self.bias.shape != (n_panels * PANEL,):
             raise ValueError(f"the bias is {self.bias.shape}, must be ({n_panels * PANEL},)")
+        if self.exact is not None:
+            k = len(self.exact.inputs)
+            if self.format is not Format.INT8 or self.exact.weights.shape != (n_panels, k, PANEL):
+                raise ValueError(f"exact weights are {self.exact.weights.shape}, must be ({n_panels}, {k}, {PANEL})")
+            if k and not 0 <= self.exact.inputs.min() <= self.exact.inputs.max() < self.n_in:
+                raise ValueError(f"an exact input lies outside 0..{self.n_in - 1}")
 
     @property
     def n_panels(self) -> int:

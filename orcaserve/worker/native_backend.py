@@ -12,7 +12,8 @@ from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.spec import ModelSpec
 from orcaserve.native import _kernels
-from orcaserve.native.builder import NativeBuilder, NativeWeights
+from orcaserve.native.builder import NativeWeights
+from orcaserve.native.exact_inputs import build_weights
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
 from orcaserve.native.packed_model import load_packed
@@ -62,7 +63,7 @@ def _load_files(model: ModelConfig, team: _kernels.Team) -> tuple[ModelSpec, Pre
                 "--device reference runs this model, slowly"
             )
         precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds)
-        return files.spec, precision, files.load(NativeBuilder(precision, team))
+        return files.spec, precision, build_weights(files, precision, team)
 
 
 def _load_converted(model: ModelConfig, n_threads: int) -> tuple[ModelSpec, Precision, NativeWeights]:

@@ -17,7 +17,7 @@ from orcaserve.model.reference.builder import load_reference
 from orcaserve.model.reference.kv_region import KVRegion
 from orcaserve.native import kv_region as native_region
 from orcaserve.native._kernels import Team
-from orcaserve.native.builder import NativeBuilder
+from orcaserve.native.exact_inputs import build_weights
 from orcaserve.native.model import NativeModel
 from orcaserve.native.precision import choose_precision
 
