@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
 from orcaserve.model.layout import Int32s, Layout
 
-_NO_PAGES = np.empty(0, dtype=np.int32)
+_INT32 = "i"
+_NO_PAGE = b"\xff" * 4  # -1
 
 
 class KVManager:
@@ -28,7 +30,7 @@ class KVManager:
         self.page_size = page_size
         self.n_pages = n_slots // page_size
         self._free = list(range(self.n_pages - 1, -1, -1))  # a stack: what was just released is still in the cache
-        self._pages: dict[int, Int32s] = {}
+        self._pages: dict[int, array[int]] = {}
         self._n_tokens: dict[int, int] = {}
 
     @property
@@ -50,33 +52,33 @@ class KVManager:
         if n_tokens < 1:
             raise ValueError("a request is extended by at least one token")
         total = self.n_tokens(request_id) + n_tokens
-        pages = self._pages.get(request_id, _NO_PAGES)
-        n_new = -(-total // self.page_size) - len(pages)
+        pages = self._pages.get(request_id)
+        n_new = -(-total // self.page_size) - (len(pages) if pages else 0)
         assert n_new <= len(self._free), (
             f"request {request_id} needs {n_new} more pages and {len(self._free)} are free: "
             "it was scheduled without a reservation, or holds more than it reserved"
         )
-        if n_new:
-            new = [self._free.pop() for _ in range(n_new)]
-            self._pages[request_id] = np.concatenate([pages, np.array(new, dtype=np.int32)])
+        if pages is None:
+            pages = self._pages[request_id] = array(_INT32)
+        for _ in range(n_new):
+            pages.append(self._free.pop())
         self._n_tokens[request_id] = total
 
     def drop(self, request_id: int) -> None:
         """Release everything the request has; of no effect for an unknown request."""
-        self._free.extend(self._pages.pop(request_id, _NO_PAGES)[::-1].tolist())
+        self._free.extend(reversed(self._pages.pop(request_id, ())))
         self._n_tokens.pop(request_id, None)
 
     def pages(self, request_id: int) -> tuple[int, ...]:
         """The request's pages, in the order of its tokens."""
-        return tuple(self._pages.get(request_id, _NO_PAGES).tolist())
+        return tuple(self._pages.get(request_id, ()))
 
     def page_tables(self, request_ids: Sequence[int]) -> Int32s:
         """[requests, most pages of any] int32, padded with -1. KeyError for an unknown request."""
         rows = [self._pages[request_id] for request_id in request_ids]
-        tables = np.full((len(rows), max(map(len, rows), default=0)), -1, dtype=np.int32)
-        for table, row in zip(tables, rows, strict=True):
-            table[: len(row)] = row
-        return tables
+        width = max(map(len, rows), default=0)
+        filled = bytearray().join([row.tobytes() + _NO_PAGE * (width - len(row)) for row in rows])
+        return np.frombuffer(filled, np.int32).reshape(len(rows), width)
 
     def lay_out(self, entries: Sequence[tuple[int, int]]) -> Layout:
         """entries: per request of an iteration (id, input tokens). Extends each and returns the iteration's layout."""

@@ -16,7 +16,7 @@ class Layout:
     """Request r owns rows starts[r] .. starts[r+1] of every flat array; its page table says where its K/V lies.
 
     starts: [R + 1] int32. contexts: [R] int32, tokens whose K/V the request had before this iteration.
-    page_tables: [R, most pages] int32, padded with -1.
+    page_tables: [R, most pages] int32, contiguous, padded with -1.
     """
 
     starts: Int32s
@@ -25,22 +25,26 @@ class Layout:
 
     @classmethod
     def build(cls, pieces: Sequence[tuple[int, int]], page_tables: Int32s, page_size: int) -> Layout:
-        """pieces: per request (tokens of this iteration, tokens before it). ValueError if sizes disagree."""
-        n = len(pieces)
-        if n == 0:
+        """pieces: per request (tokens of this iteration, tokens before it). ValueError if sizes disagree.
+
+        Made anew for every iteration while the device waits, with the interpreter's memory gone from the caches: so
+        there are few calls into numpy here.
+        """
+        if not pieces:
             raise ValueError("a layout holds at least one request")
-        if page_tables.dtype != np.int32 or page_tables.ndim != 2 or page_tables.shape[0] != n:
-            raise ValueError(
-                f"page_tables must be int32 of [{n}, pages], is {page_tables.dtype} of {list(page_tables.shape)}"
-            )
-        both = np.array(pieces, dtype=np.int32)
-        lengths, contexts = both[:, 0], both[:, 1]
-        if lengths.min() < 1 or contexts.min() < 0:
-            raise ValueError("every request has at least one token, and no fewer than 0 before it")
-        _check_tables(page_tables, -(-(lengths + contexts) // page_size))
-        starts = np.zeros(n + 1, dtype=np.int32)
-        lengths.cumsum(out=starts[1:])
-        return cls(starts, np.ascontiguousarray(contexts), np.ascontiguousarray(page_tables))
+        n, tables = len(pieces), page_tables
+        if tables.dtype != np.int32 or tables.ndim != 2 or len(tables) != n or not tables.flags.c_contiguous:
+            raise ValueError(f"page_tables must be contiguous int32 [{n}, pages], is {tables.dtype} {tables.shape}")
+        starts, contexts, most = [0], [], 0
+        for n_tokens, context in pieces:
+            if n_tokens < 1 or context < 0:
+                raise ValueError("every request has at least one token, and no fewer than 0 before it")
+            starts.append(starts[-1] + n_tokens)
+            contexts.append(context)
+            most = max(most, n_tokens + context)
+        if most > tables.shape[1] * page_size:
+            raise ValueError("a request's page table is shorter than its tokens")
+        return cls(np.array(starts, np.int32), np.array(contexts, np.int32), tables)
 
     @property
     def n_requests(self) -> int:
@@ -65,10 +69,3 @@ class Layout:
     def last_rows(self) -> Int32s:
         """[R] the row of every request's last token."""
         return self.starts[1:] - np.int32(1)
-
-
-def _check_tables(tables: Int32s, needed: Int32s) -> None:
-    """Every request has as many pages as its tokens fill."""
-    width = tables.shape[1]
-    if needed.max() > width or ((tables < 0) & (np.arange(width) < needed[:, None])).any():
-        raise ValueError("a request's page table is shorter than its tokens")
