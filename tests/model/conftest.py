@@ -49,7 +49,7 @@ class Native:
         team = Team(threads)
         with ModelFiles(path) as files:
             self.precision = choose_precision(dtype, quantization, files.matrix_kinds).with_kv(kv)
-            self.model = NativeModel(files.spec, files.load(NativeBuilder(self.precision, team)), team)
+            self.model = NativeModel(files.spec, build_weights(files, self.precision, team), team)
         self.spec = self.model.spec
 
     def region(self, n_pages: int) -> Any:

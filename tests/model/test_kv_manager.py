@@ -99,6 +99,7 @@ TestManaged = Managed.TestCase
 TestManaged.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
+@settings(deadline=None)
 @given(
     page_size=st.integers(1, 9),
     n_slots=st.integers(9, 200),
