@@ -170,7 +170,7 @@ void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, c
 
 // Memory of an iteration.
 struct Workspace {
-  float *qkv, *attended, *wide, *partial_sums, *cos, *sin, *attention_scratch, *attention_partial;
+  float *qkv, *attended, *wide, *partial_sums, *cos, *sin, *head_row, *attention_scratch, *attention_partial;
   size_t scratch_floats;
   Operand shared, own;  // own: room for kAlone rows of each member
   int64_t own_q, own_x, own_groups, own_exact;
@@ -192,6 +192,7 @@ struct Workspace {
     partial_sums = c.take<float>(it.all_reduce ? block * m.hidden : 0);
     cos = c.take<float>(n * m.rope_dim / 2);
     sin = c.take<float>(n * m.rope_dim / 2);
+    head_row = c.take<float>(m.head_rows.rows ? int64_t{m.hidden} * n_threads : 0);
     scratch_floats = (ORCASERVE_ISA::attention_scratch_floats(m, kv) + 15) / 16 * 16;
     attention_scratch = c.take<float>(static_cast<int64_t>(scratch_floats) * n_threads);
     attention_partial = c.take<float>(static_cast<int64_t>(ORCASERVE_ISA::attention_partial_floats(m, it, kv)));
@@ -217,7 +218,7 @@ struct Workspace {
 
 // Calls work(row) for all rows: each member for its own ones and then a barrier, or, with few rows, every member for all.
 template <typename Work>
-void for_rows(int n_rows, bool alone, Team& team, int member, const Work& work) {
+void for_rows(int n_rows, bool alone, Team& team, int member, int rows_per_unit, const Work& work) {
   if (alone) {
     for (int row = 0; row < n_rows; ++row) work(row);
     return;
@@ -225,8 +226,8 @@ void for_rows(int n_rows, bool alone, Team& team, int member, const Work& work) 
   for (int i = 0; i < team.size(); ++i) {
     const int queue = (member + i) % team.size();
     const Range rows(n_rows, queue, team.size());
-    for (int64_t first; (first = team.take_from(queue) * kRowsPerUnit) < rows.size();)
-      for (int row = static_cast<int>(first); row < first + kRowsPerUnit && row < rows.size(); ++row)
+    for (int64_t first; (first = team.take_from(queue) * rows_per_unit) < rows.size();)
+      for (int row = static_cast<int>(first); row < first + rows_per_unit && row < rows.size(); ++row)
         work(rows.begin + row);
   }
   team.barrier(member);
@@ -258,7 +259,7 @@ class Pass {
   float* x(int64_t row) const { return it_.hidden + row * hidden_; }
 
   void begin() {
-    for_rows(it_.n_tokens, false, team_, member_, [&](int row) {
+    for_rows(it_.n_tokens, false, team_, member_, kRowsPerUnit, [&](int row) {
       if (m_.first) {
         read_row(m_.embedding, it_.token_ids[row], hidden_, x(row));
         if (m_.positions.rows) {
@@ -277,7 +278,7 @@ class Pass {
     const Operand to = shaped(alone ? ws_.own_of(member_) : ws_.shared, w);
     float* normed = const_cast<float*>(to.x);
     const bool integer = is_integer(w);
-    for_rows(n_rows, alone, team_, member_, [&](int row) {
+    for_rows(n_rows, alone, team_, member_, kRowsPerUnit, [&](int row) {
       const float* from = source(row);
       if (norm) {
         normalise(m_.norm, m_.norm_eps, *norm, from, w.n_in, normed + row * to.stride);
@@ -350,7 +351,7 @@ class Pass {
     multiply(w, operand, n, {Sink::kStore, ws_.partial_sums, hidden_}, then, team_, member_);
     if (member_ == 0) it_.all_reduce(it_.all_reduce_context, ws_.partial_sums, int64_t{n} * hidden_);
     team_.barrier(member_);
-    for_rows(n, false, team_, member_, [&](int row) {
+    for_rows(n, false, team_, member_, kRowsPerUnit, [&](int row) {
       const float* from = ws_.partial_sums + int64_t{row} * hidden_;
       float* to = x(first + row);
       for (int i = 0; i < hidden_; ++i) to[i] += from[i];
@@ -364,6 +365,12 @@ class Pass {
           prepare(m_.head, 4 * m_.n_layers, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
       multiply(m_.head, operand, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},
                m_.n_layers ? &m_.layers[0].qkv : nullptr, team_, member_);
+      if (!m_.head_rows.rows) continue;
+      float* buffer = ws_.head_row + int64_t{hidden_} * member_;
+      for_rows(n, false, team_, member_, 1, [&](int row) {
+        rescore(m_.head_rows, m_.head.bias, operand.x + row * operand.stride, hidden_,
+                it_.logits + int64_t{first + row} * m_.vocab, m_.vocab, buffer);
+      });
     }
   }
 
@@ -424,7 +431,7 @@ void linear(const Matrix& w, const float* x, int n, float* y, void* workspace, T
       [](void* p, int member) {
         const Context& c = *static_cast<const Context*>(p);
         if (is_integer(c.w))
-          for_rows(c.n, false, c.team, member, [&](int row) { quantise(c.w, c.x + int64_t{row} * c.w.n_in, c.operand, row); });
+          for_rows(c.n, false, c.team, member, kRowsPerUnit, [&](int row) { quantise(c.w, c.x + int64_t{row} * c.w.n_in, c.operand, row); });
         multiply(c.w, c.operand, c.n, {Sink::kStore, c.y, c.w.n_out}, nullptr, c.team, member);
       },
       &context);

@@ -85,6 +85,12 @@ void normalise(Norm kind, float eps, const NormWeights& w, const float* x, int n
 void quantise(const Matrix& w, const float* x, const Operand& to, int row);
 // tile += products of the exact inputs.
 void add_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* tile);
+// Computes anew, from the checkpoint's own rows and in float32, the logits that are within kClose of the largest (the first
+// kMostClose of them): only they decide about a greedy choice, and most of a drawn one. x: [hidden], the head's input;
+// buffer: [hidden].
+constexpr float kClose = 1.0f;
+constexpr int kMostClose = 32;
+void rescore(const Table& head_rows, const float* bias, const float* x, int hidden, float* logits, int vocab, float* buffer);
 // What is done with a tile of results, [n_rows][kPanel] floats of stride kPanel, n_cols of them real. bias may be null.
 void store_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
 void add_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);

@@ -101,6 +101,7 @@ struct Model {
   int n_layers;
   NormWeights norm_out;  // if last
   Matrix head;           // if last
+  Table head_rows;       // the head's weights as the checkpoint stores them, for the logits that matter; or rows null
 };
 
 // ---- K/V -----------------------------------------------------------------------------------------------------------

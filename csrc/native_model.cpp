@@ -59,6 +59,7 @@ NativeModel::NativeModel(const Model& model, std::vector<Layer> layers) : model_
   if (m.last) {
     check_norm(m.norm_out, m.norm, "norm");
     check_matrix(m.head, "head", m.vocab, m.hidden);
+    require(!m.head_rows.rows || m.head_rows.n_rows == m.vocab, "the head's rows are not the vocabulary's");
   }
 }
 

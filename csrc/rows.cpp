@@ -170,6 +170,37 @@ void gate_as(const float* gate, const float* up, int n_rows, int n_cols, const f
   });
 }
 
+// Rows that share the loading of weights, and vectors of a panel at a time: their sums fit the registers.
+constexpr int kExactRows = 4;
+constexpr int kExactVecs = ORCASERVE_REGISTERS == 32 ? 3 : 2;
+static_assert(kPanel % (kExactVecs * kLanes) == 0);
+
+template <int ROWS>
+void add_exact_rows(const float* weights, const float* inputs, int n_exact, float* tile) {
+  for (int col = 0; col < kPanel; col += kExactVecs * kLanes) {
+    Vec sum[ROWS][kExactVecs];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kExactVecs; ++v) sum[r][v] = load(tile + r * kPanel + col + v * kLanes);
+    for (int e = 0; e < n_exact; ++e) {
+      Vec weight[kExactVecs];
+#pragma GCC unroll 8
+      for (int v = 0; v < kExactVecs; ++v) weight[v] = load(weights + e * kPanel + col + v * kLanes);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) {
+        const Vec input = splat(inputs[r * n_exact + e]);
+#pragma GCC unroll 8
+        for (int v = 0; v < kExactVecs; ++v) sum[r][v] = multiply_add(input, weight[v], sum[r][v]);
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; ++r)
+#pragma GCC unroll 8
+      for (int v = 0; v < kExactVecs; ++v) store(tile + r * kPanel + col + v * kLanes, sum[r][v]);
+  }
+}
+
 }  // namespace
 
 void read_row(const Table& table, int64_t row, int width, float* out) { put_row<false>(table, row, width, out); }
@@ -219,21 +250,40 @@ void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
   }
 }
 
+void rescore(const Table& head_rows, const float* bias, const float* x, int hidden, float* logits, int vocab, float* buffer) {
+  Vec most = splat(logits[0]);
+  const int whole = vocab / kLanes * kLanes;
+  for (int i = 0; i < whole; i += kLanes) most = maximum(load(logits + i), most);
+  float bound = horizontal_max(most);
+  for (int i = whole; i < vocab; ++i) bound = logits[i] > bound ? logits[i] : bound;
+  bound -= kClose;
+  int close[kMostClose], n = 0;
+  for (int i = 0; i < whole && n < kMostClose; i += kLanes) {
+    const IntVec is_close = load(logits + i) >= splat(bound);
+    if (horizontal_max(-is_close) == 0) continue;
+    for (int j = 0; j < kLanes && n < kMostClose; ++j)
+      if (is_close[j]) close[n++] = i + j;
+  }
+  for (int i = whole; i < vocab && n < kMostClose; ++i)
+    if (logits[i] >= bound) close[n++] = i;
+  for (int i = 0; i < n; ++i) {
+    read_row(head_rows, close[i], hidden, buffer);
+    Vec sum{};
+    int j = 0;
+    for (; j + kLanes <= hidden; j += kLanes) sum = multiply_add(load(x + j), load(buffer + j), sum);
+    float logit = horizontal_sum(sum);
+    for (; j < hidden; ++j) logit += x[j] * buffer[j];
+    logits[close[i]] = bias != nullptr ? logit + bias[close[i]] : logit;
+  }
+}
+
 void add_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* tile) {
   const float* weights = w.exact_weights + int64_t{panel} * w.n_exact * kPanel;
-  for (int r = 0; r < n_rows; ++r, tile += kPanel) {
-    const float* inputs = x.exact + int64_t{row + r} * w.n_exact;
-    constexpr int kVecs = kPanel / kLanes;
-    Vec sum[kVecs];
-#pragma GCC unroll 12
-    for (int v = 0; v < kVecs; ++v) sum[v] = load(tile + v * kLanes);
-    for (int e = 0; e < w.n_exact; ++e)
-#pragma GCC unroll 12
-      for (int v = 0; v < kVecs; ++v)
-        sum[v] = multiply_add(splat(inputs[e]), load(weights + e * kPanel + v * kLanes), sum[v]);
-#pragma GCC unroll 12
-    for (int v = 0; v < kVecs; ++v) store(tile + v * kLanes, sum[v]);
-  }
+  const float* inputs = x.exact + int64_t{row} * w.n_exact;
+  int r = 0;
+  for (; r + kExactRows <= n_rows; r += kExactRows)
+    add_exact_rows<kExactRows>(weights, inputs + int64_t{r} * w.n_exact, w.n_exact, tile + r * kPanel);
+  for (; r < n_rows; ++r) add_exact_rows<1>(weights, inputs + int64_t{r} * w.n_exact, w.n_exact, tile + r * kPanel);
 }
 
 void store_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride) {

@@ -43,6 +43,7 @@ class Model:
         layers: list[tuple[Any, ...]],
         norm: tuple[_Floats, _Floats | None] | None,
         head: object | None,
+        tied: bool = False,
     ) -> None: ...
     def run(
         self,
@@ -58,6 +59,7 @@ class Model:
         frequencies: _Floats | None,
         frequency_set: _Int32s | None,
         all_reduce: Callable[[int, int], None] | None = None,
+        observed: list[NDArray[np.float64]] | None = None,
     ) -> None: ...
 
 class Sampler:

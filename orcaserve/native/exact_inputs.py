@@ -27,7 +27,7 @@ from orcaserve.native.packing import ExactInputs, Format, PackedMatrix
 from orcaserve.native.precision import Precision
 from orcaserve.native.sampler import Sampler
 
-N_EXACT = 8  # inputs of a matrix
+N_EXACT = 16  # inputs of a matrix
 SHARE = 4.0  # an input is exact only if its mean square is so many times that of all
 N_TEXTS, N_TOKENS = 8, 24  # what the model is watched on
 _SEED = 20_26

@@ -72,7 +72,9 @@ class NativeModel:
             (layer.attention_norm, layer.qkv, layer.out, layer.mlp_norm, layer.up, layer.down)
             for layer in weights.layers
         ]
-        self._native = _kernels.Model(shape, weights.embedding, weights.positions, layers, weights.norm, weights.head)
+        self._native = _kernels.Model(
+            shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, spec.tied
+        )
         self._logits = np.empty((0, spec.vocab_size), np.float32)
 
     def observe(self, token_ids: Int32s, layout: Layout, kv: KVRegion) -> list[NDArray[np.float64]]:
