@@ -32,7 +32,9 @@ Packed random_matrix(Random& random, const Size& size, Format format) {
   Array<float> weight(static_cast<size_t>(size.n_out) * size.n_in), bias(static_cast<size_t>(size.n_out));
   random.fill(weight, 0.3);
   random.fill(bias, 0.3);
-  return pack(format, weight, bias, size.n_out, size.n_in);
+  Packed packed = pack(format, weight, bias, size.n_out, size.n_in);
+  if (format == Format::kInt8 && random.below(2)) make_exact(packed, weight, {0, size.n_in / 2});
+  return packed;
 }
 
 // Rows of activations; now and then one of zeros, and one with an outlier.

@@ -39,14 +39,15 @@ Doubles sum(Doubles x, const Doubles& y) {
 
 }  // namespace
 
-void turn(Doubles& x, int n) {
+void turn(Doubles& x, int n, int at_once) {
   x.resize(static_cast<size_t>(n));
-  for (int start = 0; start < n; start += kHadamard) {
-    double turned[kHadamard] = {};
-    for (int i = 0; i < kHadamard; ++i)
-      for (int j = 0; j < kHadamard; ++j)
-        turned[i] += (__builtin_popcount(static_cast<unsigned>(i & j)) % 2 ? -1 : 1) * x[static_cast<size_t>(start + j)] / 8;
-    std::copy(turned, turned + kHadamard, x.begin() + start);
+  for (int start = 0; start < n; start += at_once) {
+    Doubles turned(static_cast<size_t>(at_once));
+    for (int i = 0; i < at_once; ++i)
+      for (int j = 0; j < at_once; ++j)
+        turned[static_cast<size_t>(i)] += (__builtin_popcount(static_cast<unsigned>(i & j)) % 2 ? -1 : 1) *
+                                          x[static_cast<size_t>(start + j)] / std::sqrt(at_once);
+    std::copy(turned.begin(), turned.end(), x.begin() + start);
   }
 }
 
@@ -62,10 +63,15 @@ void quantise(Doubles& x, int group) {
 }
 
 Doubles Dense::operator()(Doubles x) const {
-  if (format == Format::kInt8) turn(x, n_in_padded);
-  if (format == Format::kInt8 || format == Format::kInt4) quantise(x, group);
   Doubles y(bias);
   y.resize(static_cast<size_t>(n_out));
+  for (size_t e = 0; e < exact.size(); ++e) {
+    double& input = x[static_cast<size_t>(exact[e])];
+    for (size_t out = 0; out < y.size(); ++out) y[out] += columns[e][out] * input;
+    input = 0;
+  }
+  if (format == Format::kInt8) turn(x, n_in_padded);
+  if (format == Format::kInt8 || format == Format::kInt4) quantise(x, group);
   for (size_t out = 0; out < y.size(); ++out) {
     const double* row = weight.data() + out * static_cast<size_t>(n_in_padded);
     for (int i = 0; i < n_in_padded; ++i) y[out] += row[i] * x[static_cast<size_t>(i)];
@@ -104,9 +110,16 @@ void Oracle::rotate(double* head, int position, const float* frequencies) const 
   }
 }
 
+// Keys and queries of 8 bits are turned, by the largest Hadamard matrix that divides a head.
+void Oracle::turn_heads(Doubles& heads) const {
+  int at_once = 1;
+  while (at_once < kHadamard && model_.head_dim % (2 * at_once) == 0) at_once *= 2;
+  turn(heads, static_cast<int>(heads.size()), at_once);
+}
+
 // Keys or values of a token as the pages hold them.
-Doubles Oracle::stored(Doubles x, int head_dim) const {
-  if (storage_ == Storage::kInt8) quantise(x, head_dim);
+Doubles Oracle::stored(Doubles x) const {
+  if (storage_ == Storage::kInt8) quantise(x, model_.head_dim);
   if (storage_ == Storage::kBFloat16)
     for (double& value : x) value = to_bfloat16(value);
   return x;
@@ -114,15 +127,19 @@ Doubles Oracle::stored(Doubles x, int head_dim) const {
 
 Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values) const {
   const int dim = model_.head_dim, group = model_.n_heads / model_.n_kv_heads;
+  Doubles queries(qkv.begin(), qkv.begin() + model_.n_heads * dim);
+  if (storage_ == Storage::kInt8) {
+    turn_heads(queries);
+    quantise(queries, dim);
+  }
   Doubles out(static_cast<size_t>(model_.n_heads * dim));
   for (int head = 0; head < model_.n_heads; ++head) {
-    Doubles q(qkv.begin() + head * dim, qkv.begin() + (head + 1) * dim);
-    if (storage_ == Storage::kInt8) quantise(q, dim);
+    const double* q = queries.data() + head * dim;
     const int from = head / group * dim;
     Doubles scores;
     for (const Doubles& key : keys) {
       double score = 0;
-      for (int d = 0; d < dim; ++d) score += q[static_cast<size_t>(d)] * key[static_cast<size_t>(from + d)];
+      for (int d = 0; d < dim; ++d) score += q[d] * key[static_cast<size_t>(from + d)];
       scores.push_back(score * double{model_.attention_scale});
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
@@ -135,30 +152,45 @@ Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, con
   return out;
 }
 
+namespace {
+
+// y = w x, and x's squares go to `squares`.
+Doubles multiply(const Dense& w, const Doubles& x, Doubles& squares) {
+  squares.resize(x.size());
+  for (size_t i = 0; i < x.size(); ++i) squares[i] += x[i] * x[i];
+  return w(x);
+}
+
+}  // namespace
+
 Doubles Oracle::step(Remembered& request, int token, const float* frequencies) const {
   const int dim = model_.head_dim, q = model_.n_heads * dim, kv = model_.n_kv_heads * dim;
   request.keys.resize(layers_.size());
   request.values.resize(layers_.size());
+  request.squares.resize(4 * layers_.size() + 1);
   const int position = static_cast<int>(request.keys[0].size());
   Doubles x = read_row(model_.embedding, token, model_.hidden);
   if (model_.positions.rows) x = sum(x, read_row(model_.positions, position, model_.hidden));
   for (size_t i = 0; i < layers_.size(); ++i) {
     const DenseLayer& layer = layers_[i];
-    Doubles qkv = layer.qkv(norm(layer.layer->attention_norm, x));
+    Doubles* squares = &request.squares[4 * i];
+    Doubles qkv = multiply(layer.qkv, norm(layer.layer->attention_norm, x), squares[0]);
     for (int head = 0; head < model_.n_heads + model_.n_kv_heads; ++head)
       rotate(qkv.data() + head * dim, position, frequencies);
     const auto keys = qkv.begin() + q, values = keys + kv;
-    request.keys[i].push_back(stored(Doubles(keys, values), dim));
-    request.values[i].push_back(stored(Doubles(values, qkv.end()), dim));
-    x = sum(x, layer.out(attend(qkv, request.keys[i], request.values[i])));
-    Doubles wide = layer.up(norm(layer.layer->mlp_norm, x));
+    Doubles key(keys, values);
+    if (storage_ == Storage::kInt8) turn_heads(key);
+    request.keys[i].push_back(stored(key));
+    request.values[i].push_back(stored(Doubles(values, qkv.end())));
+    x = sum(x, multiply(layer.out, attend(qkv, request.keys[i], request.values[i]), squares[1]));
+    Doubles wide = multiply(layer.up, norm(layer.layer->mlp_norm, x), squares[2]);
     const auto width = static_cast<size_t>(model_.intermediate);
     for (size_t j = 0; j < width; ++j)
       wide[j] = activate(model_.activation, wide[j]) * (model_.gated ? wide[width + j] : 1.0);
     wide.resize(width);
-    x = sum(x, layer.down(wide));
+    x = sum(x, multiply(layer.down, wide, squares[3]));
   }
-  return head_(norm(model_.norm_out, x));
+  return multiply(head_, norm(model_.norm_out, x), request.squares.back());
 }
 
 }  // namespace orcaserve::check

@@ -19,6 +19,8 @@ struct Dense {
   int n_out, n_in, n_in_padded, group;
   Doubles weight;
   Doubles bias;  // empty without
+  std::vector<int> exact;        // inputs that are left out of the integers
+  std::vector<Doubles> columns;  // their weights [n_out]
 
   // interleaved: panels of gate and up take turns; the result holds the gate's outputs first, then up's.
   explicit Dense(const Matrix& packed, bool interleaved = false);
@@ -26,8 +28,8 @@ struct Dense {
   Doubles operator()(Doubles x) const;
 };
 
-// Multiplies each 64 numbers by the Hadamard matrix H / 8, after filling up with zeros to n.
-void turn(Doubles& x, int n);
+// Multiplies each `at_once` numbers by the Hadamard matrix of that size, over its root, after filling up with zeros to n.
+void turn(Doubles& x, int n, int at_once = kHadamard);
 // Replaces each `group` numbers by the nearest multiples of (the largest of them) / 127.
 void quantise(Doubles& x, int group);
 Doubles read_row(const Table& table, int64_t row, int width);
@@ -35,6 +37,7 @@ Doubles read_row(const Table& table, int64_t row, int width);
 // One request: what attention remembers of it. keys and values: [layer][token][kv heads * head_dim].
 struct Remembered {
   std::vector<std::vector<Doubles>> keys, values;
+  std::vector<Doubles> squares;  // as Iteration::observed, for all tokens so far
 };
 
 class Oracle {
@@ -51,9 +54,10 @@ class Oracle {
   };
 
   Doubles norm(const NormWeights& w, const Doubles& x) const;
+  void turn_heads(Doubles& heads) const;
   Doubles attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values) const;
   void rotate(double* head, int position, const float* frequencies) const;
-  Doubles stored(Doubles x, int head_dim) const;
+  Doubles stored(Doubles x) const;
 
   Model model_;
   Storage storage_;

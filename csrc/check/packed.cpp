@@ -5,6 +5,18 @@
 #include "../pack.h"
 
 namespace orcaserve::check {
+namespace {
+
+struct Place {
+  int panel, output;
+};
+
+Place place_of(int out, int n_out, bool interleaved) {
+  const int part = interleaved ? n_out / 2 : n_out, within = out % part;
+  return {interleaved ? 2 * (within / kPanel) + out / part : within / kPanel, within % kPanel};
+}
+
+}  // namespace
 
 Packed room_for(Format format, int n_out, int n_in, bool interleaved) {
   Packed packed{};
@@ -32,11 +44,31 @@ Packed pack(Format format, const Array<float>& weight, const Array<float>& bias,
   if (bias.empty()) return packed;
   packed.bias.resize(static_cast<size_t>(w.n_panels * kPanel), 0);
   for (int out = 0; out < n_out; ++out) {
-    const int within = out % part, panel = interleaved ? 2 * (within / kPanel) + out / part : within / kPanel;
-    packed.bias[static_cast<size_t>(panel * kPanel + within % kPanel)] = bias[static_cast<size_t>(out)];
+    const Place at = place_of(out, n_out, interleaved);
+    packed.bias[static_cast<size_t>(at.panel * kPanel + at.output)] = bias[static_cast<size_t>(out)];
   }
   w.bias = packed.bias.data();
   return packed;
+}
+
+void make_exact(Packed& packed, const Array<float>& weight, const Array<int32_t>& inputs, bool interleaved) {
+  Matrix& w = packed.matrix;
+  w.n_exact = static_cast<int>(inputs.size());
+  packed.exact = inputs;
+  packed.exact_weights.resize(static_cast<size_t>(w.n_panels * w.n_exact * kPanel));
+  packed.kept.assign(static_cast<size_t>(w.n_in_padded), 1.0f);
+  for (int e = 0; e < w.n_exact; ++e) {
+    const int input = inputs[static_cast<size_t>(e)];
+    packed.kept[static_cast<size_t>(input)] = 0;
+    for (int out = 0; out < w.n_out; ++out) {
+      const Place at = place_of(out, w.n_out, interleaved);
+      packed.exact_weights[static_cast<size_t>((at.panel * w.n_exact + e) * kPanel + at.output)] =
+          weight[static_cast<size_t>(out) * w.n_in + input];
+    }
+  }
+  w.exact = packed.exact.data();
+  w.exact_weights = packed.exact_weights.data();
+  w.kept = packed.kept.data();
 }
 
 }  // namespace orcaserve::check

@@ -25,6 +25,12 @@ int64_t row_bytes(RowFormat format, int width) {
   }
 }
 
+// Of a pair of dimensions; the second set of frequencies belongs to another base.
+float frequency(int i, int rope_dim) {
+  const int pairs = rope_dim / 2;
+  return static_cast<float>(std::pow(i < pairs ? 100.0 : 1000.0, -static_cast<double>(i % pairs) / pairs));
+}
+
 }  // namespace
 
 const float* ToyModel::keep(Array<float> x) {
@@ -40,6 +46,9 @@ Matrix ToyModel::matrix(int n_out, int n_in, Format format, bool interleaved) {
     random_.fill(bias, 0.1);
   }
   packed_.push_back(pack(format, weight, bias, n_out, n_in, interleaved));
+  // Every other matrix of int8 has exact inputs.
+  if (format == Format::kInt8 && packed_.size() % 2 == 0)
+    make_exact(packed_.back(), weight, {0, 7, n_in - 1}, interleaved);
   return packed_.back().matrix;
 }
 
@@ -69,7 +78,8 @@ Table ToyModel::table(RowFormat format, int n_rows) {
     }
     for (int64_t i = 0; i < block; ++i) at[i] = static_cast<uint8_t>(random_.bits());
     // Float16 of about 0.01 for 8 bits and 0.1 for 4, of the minimum -0.8.
-    const uint16_t scale = static_cast<uint16_t>((format == RowFormat::kQ8_0 ? 0x2000 : 0x2e00) + random_.below(1024)), minimum = 0xba66;
+    const auto scale = static_cast<uint16_t>((format == RowFormat::kQ8_0 ? 0x2000 : 0x2e00) + random_.below(1024));
+    const uint16_t minimum = 0xba66;
     std::memcpy(at, &scale, 2);
     if (format == RowFormat::kQ4_1) std::memcpy(at + 2, &minimum, 2);
   }
@@ -92,11 +102,28 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
   }
   frequencies_.resize(static_cast<size_t>(shape.rope_dim));
   for (int i = 0; i < shape.rope_dim; ++i)
-    frequencies_[static_cast<size_t>(i)] = static_cast<float>(std::pow(i < shape.rope_dim / 2 ? 100.0 : 1000.0, -2.0 * (i % (shape.rope_dim / 2)) / shape.rope_dim));
-  model_ = {shape.hidden, shape.n_heads, shape.n_kv_heads, shape.head_dim, shape.intermediate, shape.vocab, shape.norm, 1e-5f,
-            shape.activation, shape.gated, static_cast<float>(1 / std::sqrt(shape.head_dim)), shape.rope_dim, 1.1f,
-            true, true, table(shape.embedding, shape.vocab), {}, layers_.data(), shape.n_layers, norm(), matrix(shape.vocab, hidden, head)};
-  if (shape.positions) model_.positions = table(RowFormat::kFloat32, kMostTokens);
+    frequencies_[static_cast<size_t>(i)] = frequency(i, shape.rope_dim);
+  Model& m = model_;
+  m.hidden = hidden;
+  m.n_heads = shape.n_heads;
+  m.n_kv_heads = shape.n_kv_heads;
+  m.head_dim = shape.head_dim;
+  m.intermediate = shape.intermediate;
+  m.vocab = shape.vocab;
+  m.norm = shape.norm;
+  m.norm_eps = 1e-5f;
+  m.activation = shape.activation;
+  m.gated = shape.gated;
+  m.attention_scale = static_cast<float>(1 / std::sqrt(shape.head_dim));
+  m.rope_dim = shape.rope_dim;
+  m.rope_amplitude = 1.1f;
+  m.first = m.last = true;
+  m.embedding = table(shape.embedding, shape.vocab);
+  m.layers = layers_.data();
+  m.n_layers = shape.n_layers;
+  m.norm_out = norm();
+  m.head = matrix(shape.vocab, hidden, head);
+  if (shape.positions) m.positions = table(RowFormat::kFloat32, kMostTokens);
 }
 
 NativeModel ToyModel::native(int first_layer, int n_layers) const {

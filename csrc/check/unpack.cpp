@@ -62,6 +62,8 @@ Dense::Dense(const Matrix& packed, bool interleaved)
   n_in_padded = width;
   weight.resize(static_cast<size_t>(n_out) * width);
   if (packed.bias) bias.resize(static_cast<size_t>(n_out));
+  exact.assign(packed.exact, packed.exact + packed.n_exact);
+  columns.resize(exact.size());
   const int part = interleaved ? n_out / 2 : n_out;
   for (int out = 0; out < n_out; ++out) {
     const int within = out % part, across = within / kPanel, o = within % kPanel;
@@ -69,6 +71,8 @@ Dense::Dense(const Matrix& packed, bool interleaved)
     const uint8_t* at = packed.panels + panel * packed.panel_bytes;
     for (int i = 0; i < width; ++i) weight[static_cast<size_t>(out) * width + i] = check::weight(packed, at, o, i);
     if (packed.bias) bias[static_cast<size_t>(out)] = packed.bias[panel * kPanel + o];
+    for (int e = 0; e < packed.n_exact; ++e)
+      columns[static_cast<size_t>(e)].push_back(packed.exact_weights[(panel * packed.n_exact + e) * kPanel + o]);
   }
 }
 
