@@ -52,13 +52,15 @@ class BoundSampler {
       wishes_[i].request_id = request_ids[i];
     }
     for (const auto& [row, mask] : masks) {
-      if (mask.size() != (vocab + 31) / 32) throw std::invalid_argument("a mask must have a bit per token of the vocabulary");
+      if (mask.size() != (vocab + 31) / 32)
+        throw std::invalid_argument("a mask must have a bit per token of the vocabulary");
       wishes_.at(static_cast<size_t>(row)).mask = mask.data();
     }
     for (size_t i = 0; i < n_top.size(); ++i) {
       const auto [row, count] = n_top[i];
       if (count < 0 || count > orcaserve::kMaxTopLogprobs)
-        throw std::invalid_argument("logprobs are given of 0 to " + std::to_string(orcaserve::kMaxTopLogprobs) + " tokens");
+        throw std::invalid_argument("logprobs are given of 0 to " + std::to_string(orcaserve::kMaxTopLogprobs) +
+                                    " tokens");
       logprobs_[i].n_top = count;
       wishes_.at(static_cast<size_t>(row)).logprobs = &logprobs_[i];
     }
@@ -77,7 +79,8 @@ class BoundSampler {
   nb::list failures() const {
     nb::list failed;
     for (size_t i = 0; i < outcomes_.size(); ++i)
-      if (outcomes_[i] != orcaserve::SampleOutcome::kOk) failed.append(nb::make_tuple(i, static_cast<int>(outcomes_[i])));
+      if (outcomes_[i] != orcaserve::SampleOutcome::kOk)
+        failed.append(nb::make_tuple(i, static_cast<int>(outcomes_[i])));
     return failed;
   }
 

@@ -75,8 +75,8 @@ SampleRow Sampler::State::row(const SampleWish& wish, float* logits) const {
   return row;
 }
 
-void Sampler::sample(float* logits, int n, int vocab, const SampleWish* wishes, int32_t* tokens, SampleOutcome* outcomes,
-                     Team& team) {
+void Sampler::sample(float* logits, int n, int vocab, const SampleWish* wishes, int32_t* tokens,
+                     SampleOutcome* outcomes, Team& team) {
   rows_.clear();
   sampled_.clear();
   for (int i = 0; i < n; ++i) {

@@ -49,8 +49,8 @@ class Sampler {
 
   bool knows(int64_t request_id) const { return states_.count(request_id) > 0; }
 
-  // logits [n, vocab], overwritten; a token and an outcome per row. The token of a row that is not kOk is 0 and means nothing.
-  // Every request must be known.
+  // logits [n, vocab], overwritten; a token and an outcome per row. The token of a row that is not kOk is 0 and means
+  // nothing. Every request must be known.
   void sample(float* logits, int n, int vocab, const SampleWish* wishes, int32_t* tokens, SampleOutcome* outcomes,
               Team& team);
 

@@ -135,8 +135,8 @@ float lowest_kept(float best, float temperature, float min_p) {
   return kept > weighed ? kept : weighed;
 }
 
-// A logit such that the tokens under it have together about, and rather less than, the mass that top_p leaves out; from a
-// sample of one vector in eight. No less than `lowest`.
+// A logit such that the tokens under it have together about, and rather less than, the mass that top_p leaves out; from
+// a sample of one vector in eight. No less than `lowest`.
 float estimated_limit(Scratch& m, const SampleRow& s, float lowest, double mass) {
   m.order.all.n = collect(m.row, lowest, kBlockVectors, m.x, m.order.all.id);
   weigh_candidates(m, lowest, s.temperature, 0);
@@ -146,7 +146,8 @@ float estimated_limit(Scratch& m, const SampleRow& s, float lowest, double mass)
   int bin = h.n_bins;
   while (bin > 0 && left_out + h.mass[bin - 1] <= most) left_out += h.mass[--bin];
   const double nearest = static_cast<double>(bin) * (int64_t{1} << h.shift) / kKeysPerUnit;
-  const float limit = static_cast<float>(static_cast<double>(m.row.best) - nearest * static_cast<double>(s.temperature));
+  const double t = s.temperature, best = m.row.best;
+  const float limit = static_cast<float>(best - nearest * t);
   return limit > lowest ? limit : lowest;
 }
 
@@ -263,7 +264,8 @@ void take_rows(void* context, int member) {
   const auto& work = *static_cast<const Work*>(context);
   const SampleCall& call = *work.call;
   uint8_t* piece = call.scratch + static_cast<size_t>(member) * call.scratch_bytes;
-  for (int64_t i = work.team->take(); i < call.n_rows; i = work.team->take()) sample_row(call.rows[i], call.vocab, piece);
+  for (int64_t i = work.team->take(); i < call.n_rows; i = work.team->take())
+    sample_row(call.rows[i], call.vocab, piece);
 }
 
 // In logits read: a row that needs the mass of them all takes about as long as four that do not.

@@ -1,8 +1,8 @@
 // What a call of `sample` is given and gives back: plain data, shared by the host and every instruction set's code.
 //
 // A row of logits goes through, in this order: mask of allowed tokens; repetition penalty (prompt and output), presence
-// and frequency penalties (output), logit bias, excluded tokens; then the best token, or temperature, top_k, top_p, min_p
-// and one draw. No result depends on the other rows or on the number of threads.
+// and frequency penalties (output), logit bias, excluded tokens; then the best token, or temperature, top_k, top_p,
+// min_p and one draw. No result depends on the other rows or on the number of threads.
 #pragma once
 
 #include <cstddef>
@@ -62,8 +62,8 @@ struct SampleCall {
   size_t scratch_bytes;  // of a piece: see below
 };
 
-// A piece of scratch has kSampleBytesPerToken * vocab + kSampleBytes bytes, rounded up to 64. Most of it is touched only by
-// distributions so flat that thousands of tokens matter.
+// A piece of scratch has kSampleBytesPerToken * vocab + kSampleBytes bytes, rounded up to 64. Most of it is touched
+// only by distributions so flat that thousands of tokens matter.
 constexpr size_t kSampleBytesPerToken = 36;
 constexpr size_t kSampleBytes = size_t{128} << 10;
 

@@ -1,5 +1,5 @@
-// Candidates of a draw in their order, best first and of equal ones the lower id first, without sorting them: where in that
-// order does a count or a sum of weights reach its limit?
+// Candidates of a draw in their order, best first and of equal ones the lower id first, without sorting them: where in
+// that order does a count or a sum of weights reach its limit?
 //
 // A histogram over the candidates' keys says in which of its bins that happens; only the bin is looked at closer, by a
 // finer histogram while it holds many candidates, and sorted when it holds few.

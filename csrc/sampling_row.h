@@ -1,9 +1,9 @@
 // One row of logits on its way to a token: everything that looks at the whole vocabulary.
 //
 // A row is read in blocks of eight vectors. The first pass leaves the largest logit of every lane of a block behind, an
-// eighth of the row, from which a coarser level takes the largest of eight blocks. The k-th largest of these maxima is a
-// lower bound of the k-th largest logit, and a tight one if k is small; so the best k are found among the few blocks that
-// hold anything that large, and nothing is sorted.
+// eighth of the row, from which a coarser level takes the largest of eight blocks. The k-th largest of these maxima is
+// a lower bound of the k-th largest logit, and a tight one if k is small; so the best k are found among the few blocks
+// that hold anything that large, and nothing is sorted.
 #pragma once
 
 #include <cstdint>
@@ -45,8 +45,8 @@ inline Vec largest_of_block(const float* p) {
   return maximum(maximum(a, b), maximum(c, d));
 }
 
-// The first pass: fills in the tail and the maxima of blocks. False if the row holds anything but finite numbers: 0 times
-// such a thing is not 0.
+// The first pass: fills in the tail and the maxima of blocks. False if the row holds anything but finite numbers: 0
+// times such a thing is not 0.
 bool scan(Row& r) {
   const Vec zero = splat(0.0f);
   Vec odd_a = zero, odd_b = zero, odd_c = zero, odd_d = zero;
@@ -145,8 +145,8 @@ inline float lowest_weighed(float best, float temperature) {
   return static_cast<float>(static_cast<double>(best) - 87.5 * static_cast<double>(temperature));
 }
 
-// The sum of all weights, and those of the groups of blocks, sums [n_groups]. Fixed order: blocks of a group, lane by lane,
-// then lanes, then groups.
+// The sum of all weights, and those of the groups of blocks, sums [n_groups]. Fixed order: blocks of a group, lane by
+// lane, then lanes, then groups.
 double weigh(const Row& r, float temperature, float* sums) {
   const Vec best = splat(r.best), t = splat(temperature), lowest = splat(lowest_weighed(r.best, temperature));
   double total = 0;
@@ -174,8 +174,8 @@ inline int64_t count_at_least(const float* x, int n_vectors, float limit) {
   return count;
 }
 
-// A number, at least `low`, that `k` logits or more reach, or `low` itself; few more than k if k is small beside the number of
-// maxima. By halving the span from `low` to the best until the count of maxima is near k.
+// A number, at least `low`, that `k` logits or more reach, or `low` itself; few more than k if k is small beside the
+// number of maxima. By halving the span from `low` to the best until the count of maxima is near k.
 float reached_by(const Row& r, int64_t k, float low) {
   const bool is_coarse = 2 * k <= r.n_groups * kLanes;
   if (!is_coarse && 2 * k > r.n_blocks * kLanes) return low;

@@ -247,7 +247,7 @@ def test_arrays_of_another_kind_are_refused(team: _kernels.Team) -> None:
     with pytest.raises(ValueError, match="a bit per token"):
         sampler.sample(LOGITS[None].copy(), [1], {1: np.zeros(2, np.uint32)})
     with pytest.raises(TypeError):
-        sampler.sample(LOGITS[None].copy(), [1], {1: np.zeros(1, np.uint64)})  # type: ignore[dict-item]
+        sampler.sample(LOGITS[None].copy(), [1], {1: np.zeros(1, np.uint64)})
 
 
 def test_biases_and_penalties_do_not_bring_masked_tokens_back(team: _kernels.Team) -> None:
