@@ -64,6 +64,9 @@ def _reference(config: EngineConfig, n_threads: int) -> Backend:
         raise ConfigError("--quantization", f"{config.model.quantization} weights need the CPU's kernels: --device cpu")
     if config.kv.dtype == "int8":
         raise ConfigError("--kv-cache-dtype", "int8 keys and values need the CPU's kernels: --device cpu")
-    from orcaserve.worker.reference_backend import ReferenceBackend  # late: it imports torch, which a CPU does without
+    try:  # late: it imports torch, which a CPU does without
+        from orcaserve.worker.reference_backend import ReferenceBackend
+    except ModuleNotFoundError as error:
+        raise ConfigError("--device", f"this needs PyTorch ({error}): pip install 'orcaserve[torch]'") from error
 
     return ReferenceBackend(config, n_threads)
