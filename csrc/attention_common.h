@@ -172,9 +172,9 @@ class Attention {
       for (int i = 0; i < team.size(); ++i) {
         const int queue = (member + i) % team.size();
         const Span span = queue_of(queue, team.size());
-        int64_t n_cut = 0;
-        while (span.begin + n_cut < span.end && is_cut(it_, it_.blocks[span.begin + n_cut])) ++n_cut;
-        for (int64_t u; (u = team.take_from(queue)) < n_cut * a_.n_kv_heads;)
+        int64_t n = span.end - span.begin;  // without the blocks behind the last that is cut
+        while (n > 0 && !is_cut(it_, it_.blocks[span.begin + n - 1])) --n;
+        for (int64_t u; (u = team.take_from(queue)) < n * a_.n_kv_heads;)
           append_cut(Unit(a_, span.begin * a_.n_kv_heads + u));
       }
     }
@@ -227,9 +227,10 @@ class Attention {
   // neighbouring bytes.
   void append_cut(const Unit& u) {
     const Block& b = *u.block;
+    if (!is_cut(it_, b)) return;
     const int context = it_.contexts[b.request], end = u.seen + b.n - 1;
-    const bool is_last = b.first + b.n == it_.starts[b.request + 1] - it_.starts[b.request];
-    const int from = b.first == 0 ? context : round_up(context + b.first), to = is_last ? end : round_up(end);
+    const int last = context + it_.starts[b.request + 1] - it_.starts[b.request];
+    const int from = b.first == 0 ? context : round_up(context + b.first), to = least(last, round_up(end));
     if (b.part <= 0) append(u, from, to);
   }
 

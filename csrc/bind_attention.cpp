@@ -177,14 +177,14 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
   }
 }
 
-using BlockTuple = std::tuple<int, int, int, int, int, int, int64_t>;
+using BlockTuple = std::tuple<int, int, int, int, int, int, int64_t, int>;
 
 std::vector<BlockTuple> cut_blocks(const Ints& starts, const Ints& contexts, int group, int n_kv_heads, int n_threads) {
   require(contexts.size() > 0 && starts.size() == contexts.size() + 1 && group > 0, "starts and contexts disagree");
   std::vector<BlockTuple> blocks;
   for (const orcaserve::Block& b : orcaserve::cut_blocks(starts.data(), contexts.data(), static_cast<int>(contexts.size()),
                                                          group, n_kv_heads, n_threads))
-    blocks.emplace_back(b.request, b.first, b.n, b.part, b.n_parts, b.split, b.partial);
+    blocks.emplace_back(b.request, b.first, b.n, b.part, b.n_parts, b.split, b.partial, b.home);
   return blocks;
 }
 
