@@ -14,7 +14,7 @@ from orcaserve.core.errors import CheckpointError, ConfigError, UnsupportedModel
 from orcaserve.native._kernels import Team
 from orcaserve.native.convert import convert
 from orcaserve.native.model import NativeModel
-from orcaserve.native.packed_model import load_packed
+from orcaserve.native.packed_model import VERSION, load_packed
 
 FORMS = [("auto", "auto"), ("bfloat16", "none"), ("auto", "int8"), ("auto", "int4")]
 BATCH = [(i, [(7 * i + j) % 131 for j in range(1 + 5 * i)]) for i in range(6)]
@@ -94,7 +94,7 @@ def test_a_damaged_description_and_a_short_file(converted: Path) -> None:
 
 
 def test_another_versions_file_is_refused(converted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orcaserve.native.packed_model.VERSION", 2)
+    monkeypatch.setattr("orcaserve.native.packed_model.VERSION", VERSION + 1)
     with pytest.raises(UnsupportedModel, match="convert the model again"):
         load_packed(converted, 1)
 
