@@ -22,7 +22,7 @@ struct Shape {
   RowFormat embedding;
 };
 
-extern const Shape kLlama, kGpt2, kOdd;
+extern const Shape kLlama, kShallow, kGpt2, kOdd;
 
 // The weights of a model and everything else that a NativeModel borrows.
 class ToyModel {
