@@ -78,7 +78,7 @@ class NativeModel:
         self._logits = np.empty((0, spec.vocab_size), np.float32)
 
     def observe(self, token_ids: Int32s, layout: Layout, kv: KVRegion) -> list[NDArray[np.float64]]:
-        """Runs the batch; returns the sums of squares of every input of each layer's qkv, out, up, down, and the head's."""
+        """Runs the batch; the sums of squares of the inputs of each layer's qkv, out, up, down, and of the head."""
         matrices = [m for layer in self.weights.layers for m in (layer.qkv, layer.out, layer.up, layer.down)]
         sums = [np.zeros(matrix.n_in) for matrix in (*matrices, self.weights.head)]
         rows = np.arange(layout.n_tokens, dtype=np.int32)
