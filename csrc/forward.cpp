@@ -10,7 +10,7 @@ namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr int kAlone = 8;    // up to so many rows every member prepares by itself
-constexpr int kRowsPerCut = 32;  // rows for which a member reads all weights rather than its share of them
+constexpr int kRowsPerCut = 16;  // rows for which a member reads all weights rather than its share of them
 constexpr int kRowsPerUnit = 16;
 
 int least(int a, int b) { return a < b ? a : b; }
@@ -115,6 +115,8 @@ struct Product {
   int width;  // columns of the result
 
   void product(int panel, int row, int n_rows, float* tile, const uint8_t* ahead) const {
+    const int64_t exact_floats = int64_t{w.n_exact} * kPanel;
+    for (int64_t i = 0; i < exact_floats; i += 16) __builtin_prefetch(w.exact_weights + panel * exact_floats + i);
     multiply_panel(w, panel, x, row, n_rows, tile, ahead);
     if (w.n_exact > 0) add_exact(w, panel, x, row, n_rows, tile);
   }

@@ -49,8 +49,9 @@ inline void turn(Vec (&v)[kTurnVecs]) {
       }
 }
 
-// out[n] = x[n] turned, kHadamard at a time; x has n_in numbers (perhaps none) and is 0 beyond. kept: what they are
-// multiplied by before, or null. Returns the bits of the greatest magnitude of each lane.
+// out[n] = x[n] turned, kHadamard at a time; x has n_in numbers (perhaps none) and is 0 beyond. kept: if MASKED, what they
+// are multiplied by before. Returns the bits of the greatest magnitude of each lane.
+template <bool MASKED>
 inline IntVec turn_chunk(const float* x, const float* kept, int n_in, int n, float* out) {
   IntVec top{};
   for (int i = 0; i < n; i += kHadamard) {
@@ -61,7 +62,7 @@ inline IntVec turn_chunk(const float* x, const float* kept, int n_in, int n, flo
     } else if (i < n_in) {
       __builtin_memcpy(v, x + i, sizeof(float) * static_cast<unsigned>(n_in - i));
     }
-    if (kept != nullptr)
+    if constexpr (MASKED)
 #pragma GCC unroll 16
       for (int j = 0; j < kTurnVecs; ++j) v[j] *= load(kept + i + j * kLanes);
     turn(v);

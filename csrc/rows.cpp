@@ -215,18 +215,20 @@ void normalise(Norm kind, float eps, const NormWeights& w, const float* x, int n
   }
 }
 
-void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
+namespace {
+
+template <bool MASKED>
+void quantise_row(const Matrix& w, const float* x, const Operand& to, int row) {
   const bool turned = w.format == Format::kInt8;
   const float factor = turned ? 0.125f : 1.0f;
   int8_t* q = to.q + row * to.q_stride;
   alignas(64) float chunk[kChunk];
-  for (int e = 0; e < w.n_exact; ++e) to.exact[int64_t{row} * w.n_exact + e] = x[w.exact[e]];
   for (int group = 0, from = 0; group < to.n_groups; ++group, from += w.group) {
     IntVec top{};
     if (turned) {
       for (int i = 0; i < w.group; i += kChunk) {
         const int n = w.group - i < kChunk ? w.group - i : kChunk;
-        top = maximum(top, turn_chunk(x + from + i, w.kept ? w.kept + from + i : nullptr, w.n_in - from - i, n, chunk));
+        top = maximum(top, turn_chunk<MASKED>(x + from + i, w.kept + from + i, w.n_in - from - i, n, chunk));
       }
     } else {
       for (int i = 0; i < w.group; i += kLanes) top = maximum(top, magnitude(load(x + from + i)));
@@ -240,7 +242,7 @@ void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
       for (int i = 0; i < w.group; i += kChunk) {
         const int n = w.group - i < kChunk ? w.group - i : kChunk;
         // A group longer than a chunk is turned once more rather than kept.
-        if (turned && w.group > kChunk) turn_chunk(x + from + i, w.kept ? w.kept + from + i : nullptr, w.n_in - from - i, n, chunk);
+        if (turned && w.group > kChunk) turn_chunk<MASKED>(x + from + i, w.kept + from + i, w.n_in - from - i, n, chunk);
         const float* numbers = turned ? chunk : x + from + i;
         for (int j = 0; j < n; j += kInt4Block) round_block(numbers + j, inverse, q + from + i + j, sum);
       }
@@ -248,6 +250,14 @@ void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
     to.scales[int64_t{row} * to.n_groups + group] = s.scale;
     to.sums[int64_t{row} * to.n_groups + group] = horizontal_sum(sum);
   }
+}
+
+}  // namespace
+
+void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
+  if (w.n_exact == 0) return quantise_row<false>(w, x, to, row);
+  for (int e = 0; e < w.n_exact; ++e) to.exact[int64_t{row} * w.n_exact + e] = x[w.exact[e]];
+  quantise_row<true>(w, x, to, row);
 }
 
 void rescore(const Table& head_rows, const float* bias, const float* x, int hidden, float* logits, int vocab, float* buffer) {
