@@ -1,27 +1,24 @@
-"""What does attention cost in an iteration, and what does the native call gain over PyTorch?
+"""What does attention cost in an iteration, with keys and values in 32, 16 and 8 bits?
 
-    python benchmarks/attention.py [--threads N] [--kv-dtype float32|bfloat16] [--repeats N]
+    python benchmarks/attention.py [--threads N] [--repeats N]
 
 Shapes are the default model's: 30 layers, 9 query heads and 3 K/V heads of 64. Every layer has its own K/V, so the
-figures include reading it from memory as in a real iteration. `native` and `reference` are our two paths: append and
-attend. `sdpa` calls torch's scaled_dot_product_attention once per request over K/V that lies ready and contiguous,
-without the append: what a loop over requests costs at its best. Milliseconds per iteration, best of the repetitions.
+figures include reading it from memory as in a real iteration. Milliseconds per iteration, best of the repetitions.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
 
-import torch
-from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+import numpy as np
 
-from orcaserve import native
-from orcaserve.model.attention import Attention, NativeAttention, ReferenceAttention
+from orcaserve.config import PAGE_SIZE
 from orcaserve.model.kv_manager import KVManager
-from orcaserve.model.layout import Layout
+from orcaserve.model.spec import ModelSpec
+from orcaserve.native import Team, isa
+from orcaserve.native.attention import Layout, attend
+from orcaserve.native.kv_region import STORAGES, KVRegion
 
 LAYERS, HEADS, KV_HEADS, DIM = 30, 9, 3, 64
 Entries = list[tuple[int, int]]  # (tokens of the iteration, tokens before it) per request
@@ -30,89 +27,57 @@ CASES: dict[str, Entries] = {
     "decode 1, context 144": [(1, 144)],
     "decode 8, context 144": [(1, 144)] * 8,
     "decode 32, context 144": [(1, 144)] * 32,
+    "decode 128, context 144": [(1, 144)] * 128,
     "decode 1, context 1024": [(1, 1024)],
-    "decode 8, context 1024": [(1, 1024)] * 8,
     "decode 32, context 1024": [(1, 1024)] * 32,
     "prompt 128": [(128, 0)],
     "prompt 512": [(512, 0)],
     "prompt 2048": [(2048, 0)],
     "mixed: 31 at 144, prompt 128": [(1, 144)] * 31 + [(128, 0)],
 }
+SPEC = ModelSpec(
+    vocab_size=1, context_length=4096, hidden_size=HEADS * DIM, n_layers=LAYERS, n_heads=HEADS, n_kv_heads=KV_HEADS,
+    head_dim=DIM, intermediate_size=1, norm="rms", norm_eps=1e-5, activation="silu", gated=True, tied=True, rope=None,
+)  # fmt: skip
 
 
-def build(entries: Entries, dtype: torch.dtype) -> tuple[KVManager, Layout]:
-    """K/V filled with random numbers, and the layout of an iteration over it."""
-    n_slots = sum(-(-(n + context) // 16) * 16 for n, context in entries)
-    kv = KVManager(LAYERS, KV_HEADS, DIM, n_slots, dtype=dtype)
-    for region in (*kv.keys, *kv.values):
-        region.normal_()
-    for request, (_, context) in enumerate(entries):
-        if context:
-            kv.extend(request, context)
-    return kv, kv.lay_out([(request, n) for request, (n, _) in enumerate(entries)])
+def milliseconds(entries: Entries, storage: str, team: Team, repeats: int) -> float:
+    """The best of `repeats` iterations, all layers. The tokens before are appended by the kernels themselves."""
+    rng = np.random.default_rng(1)
+    pages = KVManager(sum(-(-(n + context) // PAGE_SIZE) * PAGE_SIZE for n, context in entries), PAGE_SIZE)
+    kv = KVRegion(SPEC, pages.n_pages, PAGE_SIZE, storage)
+    width = (HEADS + 2 * KV_HEADS) * DIM
 
+    def run(pieces: list[tuple[int, int]]) -> float:
+        laid = pages.lay_out(pieces)
+        layout = Layout(laid.starts, laid.contexts, laid.page_tables)
+        qkv = rng.standard_normal((int(laid.starts[-1]), width)).astype(np.float32)
+        begin = time.perf_counter()
+        attend(qkv, kv, layout, team, n_layers=LAYERS)
+        best = time.perf_counter() - begin
+        for _ in range(repeats - 1):
+            begin = time.perf_counter()
+            attend(qkv, kv, layout, team, n_layers=LAYERS)
+            best = min(best, time.perf_counter() - begin)
+        return best * 1e3
 
-def run_ours(attention: Attention, qkv: tuple[Tensor, ...], layout: Layout, kv: KVManager) -> None:
-    for layer in range(LAYERS):
-        attention(*qkv, layer, layout, kv)
-
-
-def run_sdpa(queries: list[Tensor], keys_values: list[list[tuple[Tensor, Tensor]]], causal: bool) -> None:
-    for layer in keys_values:
-        outputs = [
-            scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
-            for q, (k, v) in zip(queries, layer, strict=True)
-        ]
-        torch.cat([out[0].transpose(0, 1) for out in outputs])
-
-
-def best_ms(call: Callable[[], None], repeats: int) -> float:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return min(times) * 1e3
-
-
-def measure(entries: Entries, dtype: torch.dtype, repeats: int) -> tuple[float, float, float]:
-    """Milliseconds of native, reference and sdpa."""
-    kv, layout = build(entries, dtype)
-    fused = torch.randn(layout.n_tokens, (HEADS + 2 * KV_HEADS) * DIM)
-    parts = fused.split([HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM], dim=1)
-    qkv = tuple(part.unflatten(1, (-1, DIM)) for part in parts)
-    fast = best_ms(lambda: run_ours(NativeAttention(), qkv, layout, kv), repeats)
-    slow = best_ms(lambda: run_ours(ReferenceAttention(), qkv, layout, kv), max(1, repeats // 5))
-    totals = [n + context for n, context in entries]
-    gathered = [
-        [
-            tuple(x.float().transpose(0, 1)[None].contiguous() for x in kv.read(layer, layout.page_tables[r], total))
-            for r, total in enumerate(totals)
-        ]
-        for layer in range(LAYERS)
-    ]
-    queries = [q.transpose(0, 1)[None].contiguous() for q in layout.split(qkv[0])]
-    # A decoding token sees every key; a prompt (context 0) sees the lower triangle.
-    mixed = len({n > 1 for n, _ in entries}) > 1
-    causal = entries[0][0] > 1
-    loop = float("nan") if mixed else best_ms(lambda: run_sdpa(queries, gathered, causal), repeats)
-    return fast, slow, loop
+    before = [(request, context) for request, (_, context) in enumerate(entries) if context]
+    if before:
+        run(before)
+    return run([(request, n) for request, (n, _) in enumerate(entries)])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--kv-dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--threads", "-t", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    torch.manual_seed(0)
-    print(f"{args.threads} threads, {native.isa()}, K/V {args.kv_dtype}, ms per iteration of {LAYERS} layers")
-    print(f"{'':30}{'native':>9}{'reference':>11}{'sdpa':>9}{'per layer':>11}")
+    team = Team(args.threads)
+    print(f"{isa()}, {args.threads} threads; milliseconds")
+    print(f"{'':30}" + "".join(f"{storage:>10}" for storage in STORAGES))
     for name, entries in CASES.items():
-        fast, slow, loop = measure(entries, getattr(torch, args.kv_dtype), args.repeats)
-        print(f"{name:30}{fast:9.2f}{slow:11.1f}{loop:9.2f}{fast / LAYERS * 1e3:8.0f} us", flush=True)
+        figures = [milliseconds(entries, storage, team, args.repeats) for storage in STORAGES]
+        print(f"{name:30}" + "".join(f"{figure:10.2f}" for figure in figures), flush=True)
 
 
 if __name__ == "__main__":
