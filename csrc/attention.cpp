@@ -162,7 +162,7 @@ class FloatKernel {
       for (int row = most(first_row, u.first_row(t)), n; row < u.n_rows; row += n, fetch = false) {
         n = tile_rows(u.n_rows - row, kQueryTile);
         int visible[kQueryTile];
-        for (int r = 0; r < n; ++r) visible[r] = least(u.visible(row + r) - t, kStep);
+        for (int r = 0; r < n; ++r) visible[r] = least(u.visible[row + r] - t, kStep);
         const Tile tile{row, visible, least(visible[n - 1], keys.end - t)};  // the last row sees most
         if (fetch)
           step_of<true>(n, tile, now, then, into);

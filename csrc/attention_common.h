@@ -21,7 +21,7 @@ namespace {
 constexpr float kInfinity = __builtin_inff();
 constexpr int kStrip = 16;  // consecutive keys, from a multiple of 16 on, lie in one page
 constexpr int kLine = 64;   // bytes
-constexpr int kAhead = 6;   // rows of q, k, v and out are fetched so many early: they are far apart
+constexpr int kAhead = 4;   // tokens whose q, k and v are fetched early: they are far apart
 
 // A tile of kQueryTile x kVecTile accumulators, the vectors they are fed from, and a broadcast fit the registers.
 constexpr int kQueryTile = kLanes == 4 ? 4 : 6;
@@ -38,6 +38,10 @@ inline int tile_rows(int rest, int largest) {
   return rest <= largest ? rest : rest < 2 * largest ? (rest + 1) / 2 : largest;
 }
 
+// The first n <= kLanes floats at p, and zeros; and back.
+inline Vec load_up_to(const float* p, int n) { return n == kLanes ? load(p) : load_first(p, n); }
+inline void store_up_to(float* p, Vec x, int n) { n == kLanes ? store(p, x) : store_first(p, x, n); }
+
 // Partial softmaxes of some rows.
 struct Softmax {
   float* o;    // [rows][stride]: weighted sums of values
@@ -51,26 +55,45 @@ struct Softmax {
       : o(p), sum(p + int64_t{rows} * padded(head_dim)), max(sum + rows), stride(padded(head_dim)) {}
 };
 
-// Row `row` of `into` takes in that of `from`, which holds the keys that follow. unit: what a score of 1 stands for, as a
-// natural logarithm.
-inline void merge(const Softmax& into, const Softmax& from, int row, float unit) {
-  const float a = into.max[row], b = from.max[row], top = a > b ? a : b;
-  const Vec keep = exp_nonpositive(splat((a - top) * unit)), add = exp_nonpositive(splat((b - top) * unit));
-  float* o = into.o + int64_t{row} * into.stride;
-  const float* p = from.o + int64_t{row} * from.stride;
-  for (int i = 0; i < into.stride; i += kLanes) store(o + i, multiply_add(load(p + i), add, load(o + i) * keep));
-  into.sum[row] = into.sum[row] * keep[0] + from.sum[row] * add[0];
-  into.max[row] = top;
+// Rows first .. end of `into` take in those of `from`, which hold the keys that follow. unit: what a score of 1 stands for, as
+// a natural logarithm.
+inline void merge(const Softmax& into, const Softmax& from, int first, int end, float unit) {
+  for (int row = first; row < end; row += kLanes) {
+    const int n = least(kLanes, end - row);
+    const Vec a = load_up_to(into.max + row, n), b = load_up_to(from.max + row, n), top = maximum(a, b);
+    const Vec keep = exp_nonpositive((a - top) * unit), add = exp_nonpositive((b - top) * unit);
+    const Vec sum = load_up_to(into.sum + row, n) * keep + load_up_to(from.sum + row, n) * add;
+    store_up_to(into.sum + row, sum, n);
+    store_up_to(into.max + row, top, n);
+    float keeps[kLanes], adds[kLanes];
+    store(keeps, keep);
+    store(adds, add);
+    for (int r = 0; r < n; ++r) {
+      float* o = into.o + int64_t{row + r} * into.stride;
+      const float* p = from.o + int64_t{row + r} * from.stride;
+      for (int i = 0; i < into.stride; i += kLanes)
+        store(o + i, multiply_add(load(p + i), splat(adds[r]), load(o + i) * splat(keeps[r])));
+    }
+  }
 }
 
 // y[head_dim] = x turned by its position: dimension i pairs with i + rope_dim / 2.
-inline void turn(const AttentionCall& a, int64_t token, const float* __restrict x, float* __restrict y) {
+inline void turn(const AttentionCall& a, int64_t token, const float* x, float* y) {
   const int half = a.rope_dim / 2;
-  const float* __restrict cos = a.cos + token * half;
-  const float* __restrict sin = a.sin + token * half;
-  for (int i = 0; i < half; ++i) y[i] = x[i] * cos[i] - x[i + half] * sin[i];
-  for (int i = 0; i < half; ++i) y[i + half] = x[i + half] * cos[i] + x[i] * sin[i];
-  for (int i = a.rope_dim; i < a.head_dim; ++i) y[i] = x[i];
+  const float* cos = a.cos + token * half;
+  const float* sin = a.sin + token * half;
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) {
+    const Vec low = load(x + i), high = load(x + half + i), c = load(cos + i), s = load(sin + i);
+    store(y + i, low * c - high * s);
+    store(y + half + i, high * c + low * s);
+  }
+  for (; i < half; ++i) {
+    const float low = x[i], high = x[half + i];
+    y[i] = low * cos[i] - high * sin[i];
+    y[half + i] = high * cos[i] + low * sin[i];
+  }
+  for (i = a.rope_dim; i < a.head_dim; ++i) y[i] = x[i];
 }
 
 // The pages of one request and one K/V head.
@@ -101,6 +124,7 @@ struct Unit {
   int n_rows;
   int seen;        // keys that its first token sees; each further token sees one more
   Keys keys;
+  const int* visible = nullptr;  // keys that each row sees
 
   Unit(const AttentionCall& a, int64_t index) {
     const Iteration& it = *a.it;
@@ -115,8 +139,6 @@ struct Unit {
     keys = {b.request, static_cast<int>(index % a.n_kv_heads), begin, end};
   }
 
-  // Keys that a row sees.
-  int visible(int row) const { return seen + row / group; }
   // The first row that sees key t.
   int first_row(int t) const { return most(0, t - seen + 1) * group; }
 };
@@ -128,7 +150,7 @@ inline bool is_cut(const Iteration& it, const Block& b) { return b.n < it.starts
 //   Kernel(call, rows, memory) of floats(rows, head_dim) floats
 //   kUnit: what a score of 1 stands for, as a natural logarithm
 //   append(pages, t, k, v): enters the key, which is turned, and the value of token t
-//   enter(row, q): takes a query, which is turned; q has zeros up to padded(head_dim)
+//   enter(row, q): takes a query, which is turned
 //   attend(unit, first row, keys, into, ahead): the softmax of the rows over these keys, which begin at a multiple of
 //     kPartKeys; meanwhile it fetches the first of `ahead`
 template <typename Kernel>
@@ -137,7 +159,7 @@ class Attention {
   static int rows(int n_heads, int n_kv_heads) { return most(kBlockRows, n_heads / n_kv_heads); }
 
   static size_t floats(int rows, int head_dim) {
-    return Kernel::floats(rows, head_dim) + 2 * Softmax::floats(rows, head_dim) + static_cast<size_t>(padded(head_dim));
+    return Kernel::floats(rows, head_dim) + 2 * Softmax::floats(rows, head_dim) + static_cast<size_t>(padded(head_dim) + rows);
   }
 
   Attention(const AttentionCall& call, float* memory)
@@ -148,9 +170,8 @@ class Attention {
         total_(memory, n_rows_, call.head_dim),
         part_(memory + Softmax::floats(n_rows_, call.head_dim), n_rows_, call.head_dim),
         turned_(memory + 2 * Softmax::floats(n_rows_, call.head_dim)),
-        kernel_(call, n_rows_, turned_ + padded(call.head_dim)) {
-    for (int i = call.head_dim; i < padded(call.head_dim); ++i) turned_[i] = 0.0f;
-  }
+        visible_(reinterpret_cast<int*>(turned_ + padded(call.head_dim))),
+        kernel_(call, n_rows_, turned_ + padded(call.head_dim) + n_rows_) {}
 
   void run(Team& team, int member) {
     int64_t n_splits = 0;
@@ -215,8 +236,8 @@ class Attention {
       const float* k = key(u, first + t);
       const float* v = k + int64_t{a_.n_kv_heads} * a_.head_dim;
       if (t + kAhead < end) {
-        fetch(key(u, first + t + kAhead));
-        fetch(key(u, first + t + kAhead) + (v - k));
+        fetch(key(u, first + t + kAhead), a_.head_dim);
+        fetch(key(u, first + t + kAhead) + (v - k), a_.head_dim);
       }
       turn(a_, first + t, k, turned_);
       kernel_.append(pages, t, turned_, v);
@@ -237,28 +258,32 @@ class Attention {
   const float* key(const Unit& u, int64_t token) const {
     return a_.qkv + token * width_ + int64_t{a_.n_heads + u.keys.head} * a_.head_dim;
   }
-  const float* query(const Unit& u, int row) const {
-    return a_.qkv + (u.token + row / u.group) * width_ + int64_t{u.keys.head * u.group + row % u.group} * a_.head_dim;
+  // A token's queries of the unit's K/V head, one after another; and the results.
+  const float* queries(const Unit& u, int i) const {
+    return a_.qkv + (u.token + i) * width_ + int64_t{u.keys.head} * u.group * a_.head_dim;
   }
-  float* output(const Unit& u, int row) const {
-    const int64_t head = u.keys.head * u.group + row % u.group;
-    return a_.out + ((u.token + row / u.group) * a_.n_heads + head) * a_.head_dim;
-  }
-
-  // One head's floats.
-  void fetch(const float* p) const {
-    for (int i = 0; i < a_.head_dim; i += kLine / 4) __builtin_prefetch(p + i);
+  float* outputs(const Unit& u, int i) const {
+    return a_.out + ((u.token + i) * a_.n_heads + int64_t{u.keys.head} * u.group) * a_.head_dim;
   }
 
-  void enter(const Unit& u) {
-    for (int row = u.first_row(u.keys.begin); row < u.n_rows; ++row) {
-      if (row + kAhead < u.n_rows) fetch(query(u, row + kAhead));
-      turn(a_, u.token + row / u.group, query(u, row), turned_);
-      kernel_.enter(row, turned_);
+  static void fetch(const float* p, int n) {
+    for (int i = 0; i < n; i += kLine / 4) __builtin_prefetch(p + i);
+  }
+
+  void enter(Unit& u) {
+    const int n = u.block->n, d = a_.head_dim;
+    for (int i = u.first_row(u.keys.begin) / u.group; i < n; ++i) {
+      if (i + kAhead < n) fetch(queries(u, i + kAhead), u.group * d);
+      for (int g = 0; g < u.group; ++g) {
+        turn(a_, u.token + i, queries(u, i) + g * d, turned_);
+        kernel_.enter(i * u.group + g, turned_);
+        visible_[i * u.group + g] = u.seen + i;
+      }
     }
+    u.visible = visible_;
   }
 
-  void work(const Unit& u, const Keys& next) {
+  void work(Unit u, const Keys& next) {
     if (!is_cut(it_, *u.block)) append(u, most(u.seen - 1, u.keys.begin), u.keys.end);
     enter(u);
     if (u.block->part >= 0) {
@@ -270,10 +295,9 @@ class Attention {
       const Keys ahead = end < u.keys.end ? Keys{u.keys.request, u.keys.head, end, u.keys.end} : next;
       const Keys keys{u.keys.request, u.keys.head, t, end};
       kernel_.attend(u, first_row, keys, t == 0 ? total_ : part_, ahead);
-      if (t > 0)
-        for (int row = first_row; row < u.n_rows; ++row) merge(total_, part_, row, Kernel::kUnit);
+      if (t > 0) merge(total_, part_, first_row, u.n_rows, Kernel::kUnit);
     }
-    for (int row = 0; row < u.n_rows; ++row) finish(u, total_, row);
+    finish(u, total_);
   }
 
   // One part of several, which other members may work at meanwhile. Who comes last merges them.
@@ -284,10 +308,8 @@ class Attention {
     if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < b.n_parts) return;
     __atomic_store_n(counter, 0, __ATOMIC_RELAXED);
     const Softmax into = partial(u, 0);
-    for (int row = 0; row < u.n_rows; ++row) {
-      for (int p = 1; p * kPartKeys < u.visible(row); ++p) merge(into, partial(u, p), row, Kernel::kUnit);
-      finish(u, into, row);
-    }
+    for (int p = 1; p < b.n_parts; ++p) merge(into, partial(u, p), u.first_row(p * kPartKeys), u.n_rows, Kernel::kUnit);
+    finish(u, into);
   }
 
   // Where the results of a part of the unit's block are kept.
@@ -297,13 +319,16 @@ class Attention {
     return Softmax(partial_ + row * static_cast<int64_t>(Softmax::floats(1, a_.head_dim)), u.n_rows, a_.head_dim);
   }
 
-  void finish(const Unit& u, const Softmax& s, int row) const {
-    float* out = output(u, row);
-    if (row + kAhead < u.n_rows)
-      for (int i = 0; i < a_.head_dim; i += kLine / 4) __builtin_prefetch(output(u, row + kAhead) + i, 1);
-    const float* o = s.o + int64_t{row} * s.stride;
-    const float inverse = 1.0f / s.sum[row];
-    for (int i = 0; i < a_.head_dim; ++i) out[i] = o[i] * inverse;
+  void finish(const Unit& u, const Softmax& s) const {
+    const int d = a_.head_dim, whole = d / kLanes * kLanes;
+    for (int i = 0, row = 0; i < u.block->n; ++i)
+      for (int g = 0; g < u.group; ++g, ++row) {
+        float* out = outputs(u, i) + g * d;
+        const float* o = s.o + int64_t{row} * s.stride;
+        const Vec inverse = splat(1.0f / s.sum[row]);
+        for (int j = 0; j < whole; j += kLanes) store(out + j, load(o + j) * inverse);
+        if (whole < d) store_first(out + whole, load(o + whole) * inverse, d - whole);
+      }
   }
 
   const AttentionCall& a_;
@@ -311,7 +336,8 @@ class Attention {
   const int n_rows_;
   const int64_t width_;  // floats of a token's q, k and v
   const Softmax total_, part_;
-  float* const turned_;
+  float* const turned_;  // [head_dim]
+  int* const visible_;   // [rows]
   Kernel kernel_;
   int32_t* counters_ = nullptr;
   float* partial_ = nullptr;

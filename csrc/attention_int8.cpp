@@ -16,7 +16,6 @@ static_assert(kPartKeys % kStep == 0, "steps do not cross the border of a part")
 
 constexpr float kLn2 = 0.693147181f;
 constexpr float kBits = 15.99f;  // of a weight's digits: 2^kBits stays below 2^16 when it is rounded
-constexpr float kTiny = 1e-30f;  // what is less counts as 0, for its inverse would overflow
 
 inline IntVec load_bytes(const void* p) {
   IntVec x;
@@ -173,29 +172,22 @@ inline Vec power_of_2(Vec x) {
 
 #endif
 
-struct Quantised {
-  float scale;  // NaN if any x is not finite
-  int sum;      // of the integers
-};
-
-// x[n] -> q[n], x = q * scale; n a multiple of kLanes.
-inline Quantised quantise(const float* x, int n, int8_t* q) {
-  Vec top = {}, bad = {};
-  for (int i = 0; i < n; i += kLanes) {
-    const Vec v = load(x + i);
-    top = maximum(absolute(v), top);
-    bad += v - v;
+// Lane i of the result is the greatest lane of row i. From round to round, two vectors become one whose lanes come from both.
+template <int DISTANCE, int ROWS>
+inline Vec row_maxima(const Vec (&rows)[ROWS]) {
+  if constexpr (DISTANCE == kLanes) {
+    return rows[0];
+  } else {
+    IntVec index;
+    for (int i = 0; i < kLanes; ++i) index[i] = i & DISTANCE;
+    Vec merged[(ROWS + 1) / 2];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r += 2) {
+      const Vec a = rows[r], b = rows[r + 1 < ROWS ? r + 1 : r];
+      merged[r / 2] = maximum(index == 0 ? a : b, swap_lanes<DISTANCE>(index == 0 ? b : a));
+    }
+    return row_maxima<2 * DISTANCE>(merged);
   }
-  const float greatest = horizontal_max(top), sick = horizontal_sum(bad);
-  const Vec inverse = splat(greatest > kTiny ? 127.0f / greatest : 0.0f);
-  IntVec sum = {};
-  for (int i = 0; i < n; i += kLanes) {
-    const IntVec rounded = nearest(load(x + i) * inverse);
-    store_low_bytes(q + i, rounded);
-    sum += rounded;
-  }
-  const float scale = greatest > kTiny ? greatest / 127.0f : 0.0f;
-  return {sick == 0.0f ? scale : __builtin_nanf(""), horizontal_sum(sum)};
 }
 
 // The least integer e with |x| < 2^e for a finite x; at least -60.
@@ -325,40 +317,30 @@ int turned_at_once(int head_dim) {
 // x = H x of each `at_once` of n numbers, without the factor. A product of two heads that were both turned is that of the
 // heads, times at_once; and what is large in few dimensions, as keys are, becomes middling in many, which bytes hold well.
 void turn_head(float* x, int n, int at_once) {
-  for (int from = 0; from < n; from += at_once) {
-    float* block = x + from;
-    if (at_once == kHadamard) {
-      Vec v[kTurnVecs];
-#pragma GCC unroll 16
-      for (int i = 0; i < kTurnVecs; ++i) v[i] = load(block + i * kLanes);
-      turn(v);
-#pragma GCC unroll 16
-      for (int i = 0; i < kTurnVecs; ++i) store(block + i * kLanes, v[i]);
-      continue;
-    }
-    for (int distance = 1; distance < at_once; distance *= 2)
-      for (int i = 0; i < at_once; ++i)
-        if (!(i & distance)) {
-          const float a = block[i], b = block[i + distance];
-          block[i] = a + b;
-          block[i + distance] = a - b;
-        }
-  }
+  for (int distance = 1; distance < at_once; distance *= 2)
+    for (int i = 0; i < n; ++i)
+      if (!(i & distance)) {
+        const float a = x[i], b = x[i + distance];
+        x[i] = a + b;
+        x[i + distance] = a - b;
+      }
 }
+
+int whole_blocks(int head_dim) { return (head_dim + kInt4Block - 1) / kInt4Block * kInt4Block; }
 
 class Int8Kernel {
  public:
   static constexpr float kUnit = kLn2;
 
   static size_t floats(int rows, int head_dim) {
-    return static_cast<size_t>(rows) * (padded(head_dim) / 4 + 2 + kLanes) + size_t{kQueryTile} * kStep + 2 * kStep +
-           static_cast<size_t>(padded(head_dim));
+    const size_t r = static_cast<size_t>(rows), d = static_cast<size_t>(whole_blocks(head_dim));
+    return r * (d / 4 + 2 + kLanes) + size_t{kQueryTile} * kStep + 2 * kStep + d + d / 4;
   }
 
   Int8Kernel(const AttentionCall& a, int rows, float* memory)
       : a_(a),
         stride_(int64_t{a.kv->page_size} * 4),
-        d_(padded(a.head_dim)),
+        d_(whole_blocks(a.head_dim)),
         turned_(turned_at_once(a.head_dim)),
         keys_(a.kv->keys + a.layer * a.kv->layer_bytes),
         values_(reinterpret_cast<int8_t*>(a.kv->values + a.layer * a.kv->layer_bytes)),
@@ -368,7 +350,8 @@ class Int8Kernel {
         step_key_scales_(scores_ + kQueryTile * kStep),
         step_value_scales_(step_key_scales_ + kStep),
         scaled_(step_value_scales_ + kStep),
-        lanes_(scaled_ + d_),
+        bytes_(reinterpret_cast<int8_t*>(scaled_ + d_)),
+        lanes_(scaled_ + d_ + d_ / 4),
         q_scales_(lanes_ + rows * kLanes),
         init_(reinterpret_cast<int32_t*>(q_scales_ + rows)),
         q_(reinterpret_cast<int8_t*>(init_ + rows)) {}
@@ -376,33 +359,24 @@ class Int8Kernel {
   void append(const Pages& pages, int t, const float* k, const float* v) {
     const int64_t base = pages.base(t);
     const int slot = pages.slot(t), n = a_.head_dim;
-    int8_t* bytes = reinterpret_cast<int8_t*>(scaled_);
-    for (int i = 0; i < d_; i += kLanes) store(scaled_ + i, load(k + i));
-    turn_head(scaled_, n, turned_);
-    float key_scale = quantise(scaled_, d_, bytes).scale;
+    float key_scale = quantise(k, true, bytes_).scale;
     uint8_t* key = keys_ + base * n + slot * 4;
     for (int i = 0; i < n; i += 4) {
       uint32_t four;
-      __builtin_memcpy(&four, bytes + i, sizeof four);
+      __builtin_memcpy(&four, bytes_ + i, sizeof four);
       four ^= 0x80808080u;  // + 128
       __builtin_memcpy(key + i / 4 * stride_, &four, sizeof four);
     }
-    for (int i = 0; i < n; ++i) scaled_[i] = v[i];
-    for (int i = n; i < d_; ++i) scaled_[i] = 0.0f;
-    const float value_scale = quantise(scaled_, d_, bytes).scale;
-    insert(values_ + (base + slot / 4 * 4) * n, bytes, slot % 4);
-    // A scale that is not finite makes the whole row so; it comes to light in the scores.
-    if (value_scale != value_scale) key_scale = value_scale;
+    const float value_scale = quantise(v, false, bytes_).scale;
+    insert(values_ + (base + slot / 4 * 4) * n, bytes_, slot % 4);
+    if (value_scale != value_scale) key_scale = value_scale;  // what is sick comes to light in the scores
     key_scales_[base + slot] = key_scale;
     value_scales_[base + slot] = value_scale;
   }
 
   void enter(int row, const float* q) {
-    const Vec unit = splat(a_.scale * (1.0f / kLn2) / static_cast<float>(turned_));
-    for (int i = 0; i < d_; i += kLanes) store(scaled_ + i, load(q + i) * unit);
-    turn_head(scaled_, a_.head_dim, turned_);
-    const Quantised done = quantise(scaled_, d_, q_ + int64_t{row} * d_);
-    q_scales_[row] = done.scale;
+    const Quantised done = quantise(q, true, q_ + int64_t{row} * d_);
+    q_scales_[row] = done.scale * (a_.scale * (1.0f / kLn2) / static_cast<float>(turned_));
     init_[row] = -128 * done.sum;  // keys are stored 128 too large
   }
 
@@ -416,12 +390,16 @@ class Int8Kernel {
     for (int t = keys.begin; t < keys.end; t += kStep, now = then) {
       const bool more = t + kStep < keys.end;
       then = more ? locate({keys.request, keys.head, t + kStep, keys.end}) : ahead.end > 0 ? locate(ahead) : now;
+      for (int s = 0; s < kStrips; ++s) {
+        __builtin_prefetch(then.key_scales[s]);
+        __builtin_prefetch(then.value_scales[s]);
+      }
       take_scales(now, least(kStep, keys.end - t));
       bool fetch = true;
       for (int row = most(first_row, u.first_row(t)), n; row < u.n_rows; row += n, fetch = false) {
         n = tile_rows(u.n_rows - row, kDotTile);
         int visible[kQueryTile];
-        for (int r = 0; r < n; ++r) visible[r] = least(u.visible(row + r) - t, kStep);
+        for (int r = 0; r < n; ++r) visible[r] = least(u.visible[row + r] - t, kStep);
         if (fetch)
           step_of<true>(n, {row, visible}, now, then, into);
         else
@@ -436,6 +414,34 @@ class Int8Kernel {
     int row;             // the first
     const int* visible;  // of each row: keys of the step that it sees, at least one; the last row sees most
   };
+
+  struct Quantised {
+    float scale;  // NaN if any number was not finite
+    int sum;      // of the integers
+  };
+
+  // x[head_dim], perhaps turned, to integers q[d]: x = q * scale.
+  Quantised quantise(const float* x, bool turned, int8_t* q) {
+    const int n = a_.head_dim;
+    const float* from = x;
+    IntVec top = {};
+    if (turned && n % kHadamard == 0) {
+      top = turn_chunk<false>(x, nullptr, n, n, scaled_);
+      from = scaled_;
+    } else {
+      if (turned || n != d_) {
+        for (int i = 0; i < n; ++i) scaled_[i] = x[i];
+        for (int i = n; i < d_; ++i) scaled_[i] = 0.0f;
+        if (turned) turn_head(scaled_, n, turned_);
+        from = scaled_;
+      }
+      for (int i = 0; i < d_; i += kLanes) top = maximum(top, magnitude(load(from + i)));
+    }
+    const Scale scale = scale_of(top, 1.0f);
+    IntVec sum = {};
+    for (int i = 0; i < d_; i += kInt4Block) round_block(from + i, splat(scale.inverse), q + i, sum);
+    return {scale.scale < kInfinity ? scale.scale : __builtin_nanf(""), horizontal_sum(sum)};
+  }
 
   // Enters bytes as the `which`-th of every four at `quads`.
   void insert(int8_t* quads, const int8_t* bytes, int which) const {
@@ -468,14 +474,18 @@ class Int8Kernel {
 
   // Scales side by side; those of slots that hold no key of the step, which may be anything, become 0.
   void take_scales(const Step& step, int n_keys) {
-    for (int s = 0; s < kStrips; ++s)
-      for (int i = 0; i < kStrip; ++i) {
-        step_key_scales_[s * kStrip + i] = step.key_scales[s][i];
-        step_value_scales_[s * kStrip + i] = step.value_scales[s][i];
-      }
-    for (int i = n_keys; i < kStep; ++i) step_key_scales_[i] = step_value_scales_[i] = 0.0f;
     Vec top = {};
-    for (int v = 0; v < kStepVecs; ++v) top = maximum(load(step_value_scales_ + v * kLanes), top);
+    for (int v = 0; v < kStepVecs; ++v) {
+      const int strip = v * kLanes / kStrip, at = v * kLanes % kStrip;
+      Vec key = load(step.key_scales[strip] + at), value = load(step.value_scales[strip] + at);
+      if (n_keys < kStep) {
+        key = keep_first(key, n_keys - v * kLanes, Vec{});
+        value = keep_first(value, n_keys - v * kLanes, Vec{});
+      }
+      store(step_key_scales_ + v * kLanes, key);
+      store(step_value_scales_ + v * kLanes, value);
+      top = maximum(value, top);
+    }
     greatest_value_scale_ = horizontal_max(top);
   }
 
@@ -499,28 +509,31 @@ class Int8Kernel {
   // the value's scale, times the power of two that brings it up to kBits bits.
   template <int ROWS>
   void weigh(const Tile& tile, Weights& w, const Softmax& into) {
-    float old_max[kLanes] = {}, step_max[kLanes] = {}, shift[kLanes] = {};
+    Vec top[ROWS];
+    float shifts[kLanes] = {};
+    const bool whole = tile.visible[0] == kStep;  // all rows see all keys
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
       float* scores = scores_ + r * kStep;
-      Vec top = splat(-kInfinity);
       const int visible = tile.visible[r];
+      top[r] = splat(-kInfinity);
       for (int v = 0; v < kStepVecs; ++v) {
         Vec x = to_floats(load_bytes(scores + v * kLanes)) * load(step_key_scales_ + v * kLanes);
         store(scores + v * kLanes, x);
-        if (visible < kStep) x = keep_first(x, visible - v * kLanes, splat(-kInfinity));
-        top = maximum(x, top);
+        if (!whole) x = keep_first(x, visible - v * kLanes, splat(-kInfinity));
+        top[r] = maximum(x, top[r]);
       }
-      old_max[r] = into.max[tile.row + r];
-      step_max[r] = horizontal_max(top) * q_scales_[tile.row + r];
-      shift[r] = kBits - exponent_above(greatest_value_scale(visible));
+      if (!whole) shifts[r] = kBits - exponent_above(greatest_value_scale(visible));
     }
-    const Vec new_max = maximum(load(step_max), load(old_max));
-    float max[kLanes], offset[kLanes];
-    store(max, new_max);
-    store(offset, load(shift) - load(step_max));
-    store(w.factor, power_of_2(load(old_max) - new_max));
-    store(w.scale, power_of_2(load(step_max) - new_max - load(shift)));
+    const Vec shift = whole ? splat(kBits - exponent_above(greatest_value_scale_)) : load(shifts);
+    const Vec step_max = row_maxima<1>(top) * load_first(q_scales_ + tile.row, ROWS);
+    const Vec old_max = load_first(into.max + tile.row, ROWS);
+    const Vec new_max = maximum(step_max, old_max);
+    float offset[kLanes];
+    store(offset, shift - step_max);
+    store(w.factor, power_of_2(old_max - new_max));
+    store(w.scale, power_of_2(step_max - new_max - shift));
+    store_first(into.max + tile.row, new_max, ROWS);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
       const float* scores = scores_ + r * kStep;
@@ -534,7 +547,7 @@ class Int8Kernel {
           const int at = (v + i) * kLanes;
           Vec p = power_of_2(multiply_add(load(scores + at), q_scale, splat(offset[r])));
           Vec weight = p * load(step_value_scales_ + at);
-          if (visible < kStep) {
+          if (!whole) {
             p = keep_first(p, visible - at, Vec{});
             weight = keep_first(weight, visible - at, Vec{});
           }
@@ -545,7 +558,6 @@ class Int8Kernel {
       }
       float* lanes = lanes_ + (tile.row + r) * kLanes;
       store(lanes, multiply_add(sum, splat(w.scale[r]), load(lanes) * splat(w.factor[r])));
-      into.max[tile.row + r] = max[r];
     }
   }
 
@@ -578,7 +590,7 @@ class Int8Kernel {
 
   const AttentionCall& a_;
   const int64_t stride_;  // bytes from four dimensions of a key to the next four
-  const int d_;           // head_dim in whole vectors
+  const int d_;           // head_dim in whole blocks of kInt4Block
   const int turned_;      // numbers that one Hadamard matrix turns
   uint8_t* const keys_;
   int8_t* const values_;
@@ -588,6 +600,7 @@ class Int8Kernel {
   float* const step_key_scales_;  // [kStep]
   float* const step_value_scales_;
   float* const scaled_;  // [d]
+  int8_t* const bytes_;  // [d]
   float* const lanes_;   // [rows][kLanes]: the sums of weights, still spread over lanes
   float* const q_scales_;  // [rows]
   int32_t* const init_;    // [rows]: where a score begins
