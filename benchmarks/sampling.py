@@ -141,7 +141,7 @@ def main() -> None:
     for name, options in CASES.items():
         lines.append([name, *(f"{bench.measure(options):.3f}" for bench in benches)])
         if args.reference:
-            lines[-1].append(f"{measure_reference(logits, options, max(1, args.repeats // 10)):.1f}")
+            lines[-1].append(f"{measure_reference(logits, options, max(3, args.repeats // 100)):.1f}")
     lines.append(["greedy, masks", *(f"{bench.measure_masks():.3f}" for bench in benches)])
     lines.append(["greedy, logprobs of 5", *(f"{bench.measure_logprobs():.3f}" for bench in benches)])
     columns = [f"{args.rows} rows, {_kernels.isa()}, ms", "1 thread", "2 threads"]
