@@ -23,7 +23,7 @@ void check_packing(Report& report);
 // Of the set in use.
 void check_linears(Report& report);
 void check_models(Report& report);
-void check_long_texts(Report& report);
+void check_long_texts(Report& report, bool quick);
 void check_refusals(Report& report);
 void check_sampling(Report& report);
 

@@ -61,7 +61,7 @@ KVRegion Host::from_layer(int layer) const {
 }
 
 Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch,
-                 const Array<float>& frequencies) {
+                 const Array<float>& frequencies, double* const* observed) {
   const size_t n = batch.size();
   Array<int32_t> starts{0}, contexts, tokens, frequency_set, logit_rows;
   size_t width = 0;
@@ -95,6 +95,7 @@ Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batc
   it.table_width = static_cast<int64_t>(width);
   it.frequencies = frequencies.data();
   it.frequency_set = frequency_set.data();
+  it.observed = observed;
   int layer = 0;
   for (NativeModel* stage : stages) {
     Iteration part = it;

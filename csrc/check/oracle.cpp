@@ -152,6 +152,19 @@ Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, con
   return out;
 }
 
+// The logits next to the largest, the first 32 of them, are those of the rows as the checkpoint has them.
+void Oracle::rescore(const Doubles& x, Doubles& logits) const {
+  const double bound = *std::max_element(logits.begin(), logits.end()) - 1;
+  int n = 0;
+  for (size_t id = 0; id < logits.size() && n < 32; ++id) {
+    if (logits[id] < bound) continue;
+    ++n;
+    const Doubles row = read_row(model_.head_rows, static_cast<int64_t>(id), model_.hidden);
+    logits[id] = model_.head.bias ? model_.head.bias[id] : 0;
+    for (size_t i = 0; i < x.size(); ++i) logits[id] += x[i] * row[i];
+  }
+}
+
 namespace {
 
 // y = w x, and x's squares go to `squares`.
@@ -190,7 +203,10 @@ Doubles Oracle::step(Remembered& request, int token, const float* frequencies) c
     wide.resize(width);
     x = sum(x, multiply(layer.down, wide, squares[3]));
   }
-  return multiply(head_, norm(model_.norm_out, x), request.squares.back());
+  x = norm(model_.norm_out, x);
+  Doubles logits = multiply(head_, x, request.squares.back());
+  if (model_.head_rows.rows) rescore(x, logits);
+  return logits;
 }
 
 }  // namespace orcaserve::check

@@ -58,6 +58,7 @@ class Oracle {
   Doubles attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values) const;
   void rotate(double* head, int position, const float* frequencies) const;
   Doubles stored(Doubles x) const;
+  void rescore(const Doubles& x, Doubles& logits) const;
 
   Model model_;
   Storage storage_;

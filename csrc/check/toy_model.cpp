@@ -3,18 +3,20 @@
 #include <cmath>
 #include <cstring>
 
+#include "oracle.h"
+
 
 namespace orcaserve::check {
 
 // Sizes that no vector, tile, panel or group divides, where the formats allow it: 4 bits want inputs in 32s.
 const Shape kLlama{"llama", 96, 8, 2, 20, 224, 151, 2, Norm::kRms, Activation::kSilu, true, false, 20, false,
-                   RowFormat::kQ8_0};
+                   RowFormat::kQ8_0, true};
 const Shape kShallow{"shallow", 96, 8, 2, 20, 224, 151, 1, Norm::kRms, Activation::kRelu, true, false, 20, false,
-                     RowFormat::kQ4_1};
+                     RowFormat::kQ4_1, true};
 const Shape kGpt2{"gpt2", 160, 4, 4, 24, 320, 97, 2, Norm::kLayer, Activation::kGeluTanh, false, true, 0, true,
-                  RowFormat::kBFloat16};
+                  RowFormat::kBFloat16, false};
 const Shape kOdd{"odd", 83, 5, 1, 12, 101, 50, 3, Norm::kRms, Activation::kGelu, true, true, 8, false,
-                 RowFormat::kFloat32};
+                 RowFormat::kFloat32, false};
 
 namespace {
 
@@ -44,8 +46,13 @@ const float* ToyModel::keep(Array<float> x) {
 }
 
 Matrix ToyModel::matrix(int n_out, int n_in, Format format, bool interleaved) {
-  Array<float> weight(static_cast<size_t>(n_out) * n_in), bias;
+  Array<float> weight(static_cast<size_t>(n_out) * n_in);
   random_.fill(weight, 1 / std::sqrt(n_in));
+  return matrix(weight, n_out, n_in, format, interleaved);
+}
+
+Matrix ToyModel::matrix(const Array<float>& weight, int n_out, int n_in, Format format, bool interleaved) {
+  Array<float> bias;
   if (shape_.biased) {
     bias.resize(static_cast<size_t>(n_out));
     random_.fill(bias, 0.1);
@@ -55,6 +62,13 @@ Matrix ToyModel::matrix(int n_out, int n_in, Format format, bool interleaved) {
   if (format == Format::kInt8 && packed_.size() % 2 == 0)
     make_exact(packed_.back(), weight, {0, 7, n_in - 1}, interleaved);
   return packed_.back().matrix;
+}
+
+Matrix ToyModel::tied_head(Format format) {
+  Array<float> weight;
+  for (int row = 0; row < shape_.vocab; ++row)
+    for (double x : read_row(model_.embedding, row, shape_.hidden)) weight.push_back(static_cast<float>(x));
+  return matrix(weight, shape_.vocab, shape_.hidden, format, false);
 }
 
 NormWeights ToyModel::norm() {
@@ -127,7 +141,8 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
   m.layers = layers_.data();
   m.n_layers = shape.n_layers;
   m.norm_out = norm();
-  m.head = matrix(shape.vocab, hidden, head);
+  m.head = shape.tied ? tied_head(head) : matrix(shape.vocab, hidden, head);
+  if (shape.tied && head == Format::kInt8) m.head_rows = m.embedding;
   if (shape.positions) m.positions = table(RowFormat::kFloat32, kMostTokens);
 }
 

@@ -20,6 +20,7 @@ struct Shape {
   int rope_dim;
   bool positions;  // learned ones
   RowFormat embedding;
+  bool tied;  // the head has the embedding's weights
 };
 
 extern const Shape kLlama, kShallow, kGpt2, kOdd;
@@ -39,6 +40,8 @@ class ToyModel {
 
  private:
   Matrix matrix(int n_out, int n_in, Format format, bool interleaved = false);
+  Matrix matrix(const Array<float>& weight, int n_out, int n_in, Format format, bool interleaved);
+  Matrix tied_head(Format format);
   NormWeights norm();
   Table table(RowFormat format, int n_rows);
   const float* keep(Array<float> x);
