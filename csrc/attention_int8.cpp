@@ -509,16 +509,22 @@ class Int8Kernel {
   // the value's scale, times the power of two that brings it up to kBits bits.
   template <int ROWS>
   void weigh(const Tile& tile, Weights& w, const Softmax& into) {
+    // Pointers of its own: after every store the compiler would fetch the members again.
+    float* __restrict const all_scores = scores_;
+    const float* __restrict const key_scales = step_key_scales_;
+    const float* __restrict const value_scales = step_value_scales_;
+    const float* __restrict const q_scales = q_scales_ + tile.row;
+    float* __restrict const all_lanes = lanes_ + tile.row * kLanes;
     Vec top[ROWS];
     float shifts[kLanes] = {};
     const bool whole = tile.visible[0] == kStep;  // all rows see all keys
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
-      float* scores = scores_ + r * kStep;
+      float* scores = all_scores + r * kStep;
       const int visible = tile.visible[r];
       top[r] = splat(-kInfinity);
       for (int v = 0; v < kStepVecs; ++v) {
-        Vec x = to_floats(load_bytes(scores + v * kLanes)) * load(step_key_scales_ + v * kLanes);
+        Vec x = to_floats(load_bytes(scores + v * kLanes)) * load(key_scales + v * kLanes);
         store(scores + v * kLanes, x);
         if (!whole) x = keep_first(x, visible - v * kLanes, splat(-kInfinity));
         top[r] = maximum(x, top[r]);
@@ -526,7 +532,7 @@ class Int8Kernel {
       if (!whole) shifts[r] = kBits - exponent_above(greatest_value_scale(visible));
     }
     const Vec shift = whole ? splat(kBits - exponent_above(greatest_value_scale_)) : load(shifts);
-    const Vec step_max = row_maxima<1>(top) * load_first(q_scales_ + tile.row, ROWS);
+    const Vec step_max = row_maxima<1>(top) * load_first(q_scales, ROWS);
     const Vec old_max = load_first(into.max + tile.row, ROWS);
     const Vec new_max = maximum(step_max, old_max);
     float offset[kLanes];
@@ -534,10 +540,10 @@ class Int8Kernel {
     store(w.factor, power_of_2(old_max - new_max));
     store(w.scale, power_of_2(step_max - new_max - shift));
     store_first(into.max + tile.row, new_max, ROWS);
-#pragma GCC unroll 8
+#pragma GCC unroll 1
     for (int r = 0; r < ROWS; ++r) {
-      const float* scores = scores_ + r * kStep;
-      const Vec q_scale = splat(q_scales_[tile.row + r]);
+      const float* scores = all_scores + r * kStep;
+      const Vec q_scale = splat(q_scales[r]);
       const int visible = tile.visible[r];
       Vec sum = {};
       for (int v = 0; v < kStepVecs; v += 4) {
@@ -546,7 +552,7 @@ class Int8Kernel {
         for (int i = 0; i < 4; ++i) {
           const int at = (v + i) * kLanes;
           Vec p = power_of_2(multiply_add(load(scores + at), q_scale, splat(offset[r])));
-          Vec weight = p * load(step_value_scales_ + at);
+          Vec weight = p * load(value_scales + at);
           if (!whole) {
             p = keep_first(p, visible - at, Vec{});
             weight = keep_first(weight, visible - at, Vec{});
@@ -556,7 +562,7 @@ class Int8Kernel {
         }
         store_digits(digits, w.high[r] + v * kLanes, w.low[r] + v * kLanes);
       }
-      float* lanes = lanes_ + (tile.row + r) * kLanes;
+      float* lanes = all_lanes + r * kLanes;
       store(lanes, multiply_add(sum, splat(w.scale[r]), load(lanes) * splat(w.factor[r])));
     }
   }
