@@ -1,5 +1,5 @@
-// Attention over float32 and bfloat16 K/V, and the doors of attention. Keys go through in steps of kStep; rows in tiles that
-// fit the registers, so keys and values are read once for up to kQueryTile rows.
+// Attention over float32 and bfloat16 K/V, and the doors of attention. Keys go through in steps of kStep; rows in tiles
+// that fit the registers, so keys and values are read once for up to kQueryTile rows.
 #include "attention_common.h"
 
 namespace orcaserve::ORCASERVE_ISA {
@@ -26,8 +26,8 @@ inline Vec load_some(const T* p, int n) {
   return load(lanes);
 }
 
-// scores[r][v] = q[r] . keys of vector v, for ROWS rows and VECS vectors from `first` on. FETCH: the values of these keys are
-// fetched meanwhile, for they lie in places that the machine cannot foresee.
+// scores[r][v] = q[r] . keys of vector v, for ROWS rows and VECS vectors from `first` on. FETCH: the values of these
+// keys are fetched meanwhile, for they lie in places that the machine cannot foresee.
 template <int ROWS, int VECS, bool FETCH, typename T>
 inline void score_tile(const float* q, int head_dim, const Step<T>& step, int first, int64_t page_size, float* scores) {
   const T* columns[VECS];
@@ -59,8 +59,8 @@ inline void score_tile(const float* q, int head_dim, const Step<T>& step, int fi
     for (int v = 0; v < VECS; ++v) store(scores + r * kStep + (first + v) * kLanes, acc[r][v]);
 }
 
-// o[r][v] = o[r][v] * factor[r] + sum over keys j of weights[r][j] * value row j, for VECS vectors of dimensions from `col`
-// on. SOME: the vector is the last and not full. FETCH: the keys of the step `ahead` are fetched meanwhile.
+// o[r][v] = o[r][v] * factor[r] + sum over keys j of weights[r][j] * value row j, for VECS vectors of dimensions from
+// `col` on. SOME: the vector is the last and not full. FETCH: the keys of the step `ahead` are fetched meanwhile.
 template <int ROWS, int VECS, bool SOME, bool FETCH, typename T>
 inline void value_tile(const float* weights, const float* factor, const Step<T>& step, const Step<T>& ahead, int n_keys,
                        int col, int head_dim, int64_t page_size, float* o, int o_stride) {
@@ -97,8 +97,8 @@ inline void value_tile(const float* weights, const float* factor, const Step<T>&
     for (int v = 0; v < VECS; ++v) store(o + r * o_stride + col + v * kLanes, acc[r][v]);
 }
 
-// The running softmax of one row over a step: scores become weights, the maximum and the sum move on. Returns the maximum's
-// change (old - new).
+// The running softmax of one row over a step: scores become weights, the maximum and the sum move on. Returns the
+// maximum's change (old - new).
 inline float softmax_step(float* scores, int n_vecs, int n_visible, float* max, float* sum_lanes) {
   for (int j = n_visible; j < n_vecs * kLanes; ++j) scores[j] = -kInfinity;
   Vec top = load(scores);
@@ -217,10 +217,12 @@ class FloatKernel {
     float* o = into.o + int64_t{tile.row} * into.stride;
     int c = 0;
     for (; c + kVecTile * kLanes <= d; c += kVecTile * kLanes)
-      value_tile<ROWS, kVecTile, false, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
+      value_tile<ROWS, kVecTile, false, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o,
+                                               into.stride);
     for (; c + kLanes <= d; c += kLanes)
       value_tile<ROWS, 1, false, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
-    if (c < d) value_tile<ROWS, 1, true, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
+    if (c < d)
+      value_tile<ROWS, 1, true, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
   }
 
   // tile_step of as many rows as the tile has.

@@ -9,8 +9,8 @@ namespace orcaserve {
 // Most query rows (tokens x heads of a group) of a block with more than one token.
 constexpr int kBlockRows = 96;
 
-// Keys of a part. A row's softmax runs over each part by itself and then the parts are merged in order, whether one thread
-// goes through all of them or several share them: so a row's bits do not tell.
+// Keys of a part. A row's softmax runs over each part by itself and then the parts are merged in order, whether one
+// thread goes through all of them or several share them: so a row's bits do not tell.
 constexpr int kPartKeys = 512;
 
 struct AttentionTable {

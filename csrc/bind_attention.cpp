@@ -77,7 +77,8 @@ struct Layout {
     for (int r = 0; r < it.n_requests; ++r)
       std::fill(request_of.begin() + it.starts[r], request_of.begin() + it.starts[r + 1], r);
     it.request_of = request_of.data();
-    blocks = orcaserve::cut_blocks(it.starts, it.contexts, it.n_requests, m.n_heads / m.n_kv_heads, m.n_kv_heads, n_threads);
+    const int group = m.n_heads / m.n_kv_heads;
+    blocks = orcaserve::cut_blocks(it.starts, it.contexts, it.n_requests, group, m.n_kv_heads, n_threads);
     it.blocks = blocks.data();
     it.n_blocks = static_cast<int64_t>(blocks.size());
   }
@@ -107,10 +108,10 @@ orcaserve::KVRegion region(int storage, int page_size, int head_dim, const AnyAr
   return kv;
 }
 
-void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array<float, 2>& out, int head_dim, float scale,
-            int storage, int page_size, const AnyArray& keys, const AnyArray& values, const Scales& key_scales,
-            const Scales& value_scales, int first_layer, int n_layers, const Ints& starts, const Ints& contexts,
-            const Array<const int32_t, 2>& tables, int rope_dim, float rope_amplitude,
+void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array<float, 2>& out, int head_dim,
+            float scale, int storage, int page_size, const AnyArray& keys, const AnyArray& values,
+            const Scales& key_scales, const Scales& value_scales, int first_layer, int n_layers, const Ints& starts,
+            const Ints& contexts, const Array<const int32_t, 2>& tables, int rope_dim, float rope_amplitude,
             const std::optional<Array<const float, 2>>& frequencies, const std::optional<Ints>& frequency_set,
             int cut_for) {
   require(head_dim > 0 && head_dim % 4 == 0, "head_dim must be a positive multiple of 4");
@@ -169,7 +170,8 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
   call.sin = sin.data();
   call.kv = &kv;
   call.scratch_floats = scratch_floats;
-  call.scratch = static_cast<float*>(scratch.reserve(scratch_floats * sizeof(float) * static_cast<size_t>(team.size())));
+  const size_t scratch_bytes = scratch_floats * sizeof(float) * static_cast<size_t>(team.size());
+  call.scratch = static_cast<float*>(scratch.reserve(scratch_bytes));
   call.partial = partial.data();
   for (int layer = first_layer; layer < first_layer + n_layers; ++layer) {
     call.layer = layer;
@@ -182,8 +184,9 @@ using BlockTuple = std::tuple<int, int, int, int, int, int, int64_t, int>;
 std::vector<BlockTuple> cut_blocks(const Ints& starts, const Ints& contexts, int group, int n_kv_heads, int n_threads) {
   require(contexts.size() > 0 && starts.size() == contexts.size() + 1 && group > 0, "starts and contexts disagree");
   std::vector<BlockTuple> blocks;
-  for (const orcaserve::Block& b : orcaserve::cut_blocks(starts.data(), contexts.data(), static_cast<int>(contexts.size()),
-                                                         group, n_kv_heads, n_threads))
+  const int n = static_cast<int>(contexts.size());
+  for (const orcaserve::Block& b :
+       orcaserve::cut_blocks(starts.data(), contexts.data(), n, group, n_kv_heads, n_threads))
     blocks.emplace_back(b.request, b.first, b.n, b.part, b.n_parts, b.split, b.partial, b.home);
   return blocks;
 }

@@ -8,7 +8,8 @@
 namespace orcaserve {
 namespace {
 
-// A run of tokens is split by keys if it is more than this share of what a thread has to do, times the number of threads.
+// A run of tokens is split by keys if it is more than this share of what a thread has to do, times the number of
+// threads.
 constexpr int64_t kUnitsPerThread = 8;
 
 void require(bool ok, const char* message) {
@@ -21,7 +22,8 @@ std::vector<Block> cut_tokens(const int32_t* starts, int n_requests, int group) 
   std::vector<Block> blocks;
   for (int32_t r = 0; r < n_requests; ++r) {
     const int32_t n = starts[r + 1] - starts[r];
-    for (int32_t first = 0; first < n; first += most) blocks.push_back({r, first, std::min(most, n - first), -1, 1, 0, 0, 0});
+    for (int32_t first = 0; first < n; first += most)
+      blocks.push_back({r, first, std::min(most, n - first), -1, 1, 0, 0, 0});
   }
   return blocks;
 }

@@ -12,10 +12,10 @@ namespace orcaserve {
 // contexts and table of the iteration, and at page_size and n_pages of the region.
 void check_layout(const Iteration& it, const KVRegion& kv);
 
-// All tokens of a sound layout, cut into blocks for n_threads threads and sorted by their homes. Of a home, first those of
-// requests with more than one run of tokens, then the others; among both the longest work first. `group`: query heads that
-// share a K/V head.
-std::vector<Block> cut_blocks(const int32_t* starts, const int32_t* contexts, int n_requests, int group, int n_kv_heads = 1,
-                              int n_threads = 4);
+// All tokens of a sound layout, cut into blocks for n_threads threads and sorted by their homes. Of a home, first those
+// of requests with more than one run of tokens, then the others; among both the longest work first. `group`: query
+// heads that share a K/V head.
+std::vector<Block> cut_blocks(const int32_t* starts, const int32_t* contexts, int n_requests, int group, int n_kv_heads,
+                              int n_threads);
 
 }  // namespace orcaserve

@@ -107,7 +107,8 @@ struct Model {
 // ---- K/V -----------------------------------------------------------------------------------------------------------
 
 // kFloat32, kBFloat16: keys [pages][kv heads][head_dim][page_size], values [pages][kv heads][page_size][head_dim]
-// kInt8: keys   [pages][kv heads][head_dim / 4][page_size][4] uint8, key = (byte - 128) * scale of its token and head
+// kInt8: keys   [pages][kv heads][head_dim / 4][page_size][4] uint8, (byte - 128) * scale of its token and head = the key,
+//        turned by an unscaled Hadamard matrix in blocks as large as divide head_dim, of at most kHadamard
 //        values [pages][kv heads][page_size / 4][head_dim][4] int8,  value = byte * scale of its token and head
 //        scales [pages][kv heads][page_size] float, of keys and of values
 // Keys lie dimension before token, so that one vector holds the same dimension(s) of consecutive tokens and a score needs no
