@@ -1,5 +1,5 @@
-// Vectors of small integers for attention over int8 K/V: exact dot products on every instruction set, two-digit
-// weights, and powers of two.
+// Vectors for attention over int8 K/V: exact dot products of bytes on every instruction set, weights in two digits,
+// powers of two, maxima of rows, and the turning of heads.
 #pragma once
 
 #include "attention_units.h"
@@ -192,6 +192,36 @@ inline float exponent_above(float x) {
   const int exponent = (bits >> 23 & 255) - 126;
   return static_cast<float>(most(exponent, -60));
 }
+
+// Lanes from n on become `other`.
+inline Vec keep_first(Vec x, int n, Vec other) {
+  IntVec index;
+  for (int i = 0; i < kLanes; ++i) index[i] = i;
+  return index < n - IntVec{} ? x : other;
+}
+
+// Numbers of a head that one Hadamard matrix turns: the largest power of two that divides them, at most kHadamard.
+inline int turned_at_once(int head_dim) {
+  int n = 1;
+  while (n < kHadamard && head_dim % (2 * n) == 0) n *= 2;
+  return n;
+}
+
+// x = H x of each `at_once` of n numbers, without the factor. A product of two heads that were both turned is that of
+// the heads, times at_once; and what is large in few dimensions, as keys are, becomes middling in many, which bytes
+// hold well.
+inline void turn_head(float* x, int n, int at_once) {
+  for (int distance = 1; distance < at_once; distance *= 2)
+    for (int i = 0; i < n; ++i)
+      if (!(i & distance)) {
+        const float a = x[i], b = x[i + distance];
+        x[i] = a + b;
+        x[i + distance] = a - b;
+      }
+}
+
+// Dimensions of a head in whole blocks of round_block.
+inline int whole_blocks(int head_dim) { return (head_dim + kInt4Block - 1) / kInt4Block * kInt4Block; }
 
 }  // namespace
 }  // namespace orcaserve::ORCASERVE_ISA

@@ -13,28 +13,6 @@ namespace {
 constexpr float kLn2 = 0.693147181f;
 constexpr float kBits = 15.99f;  // of a weight's digits: 2^kBits stays below 2^16 when it is rounded
 
-// Numbers of a head that one Hadamard matrix turns: the largest power of two that divides them, at most kHadamard.
-int turned_at_once(int head_dim) {
-  int n = 1;
-  while (n < kHadamard && head_dim % (2 * n) == 0) n *= 2;
-  return n;
-}
-
-// x = H x of each `at_once` of n numbers, without the factor. A product of two heads that were both turned is that of
-// the heads, times at_once; and what is large in few dimensions, as keys are, becomes middling in many, which bytes
-// hold well.
-void turn_head(float* x, int n, int at_once) {
-  for (int distance = 1; distance < at_once; distance *= 2)
-    for (int i = 0; i < n; ++i)
-      if (!(i & distance)) {
-        const float a = x[i], b = x[i + distance];
-        x[i] = a + b;
-        x[i + distance] = a - b;
-      }
-}
-
-int whole_blocks(int head_dim) { return (head_dim + kInt4Block - 1) / kInt4Block * kInt4Block; }
-
 class Int8Kernel {
  public:
   static constexpr float kUnit = kLn2;
@@ -194,13 +172,6 @@ class Int8Kernel {
       top = maximum(value, top);
     }
     greatest_value_scale_ = horizontal_max(top);
-  }
-
-  // Lanes from n on become `other`.
-  static Vec keep_first(Vec x, int n, Vec other) {
-    IntVec index;
-    for (int i = 0; i < kLanes; ++i) index[i] = i;
-    return index < n - IntVec{} ? x : other;
   }
 
   // Of the values of the step's first n keys.
