@@ -11,13 +11,13 @@ bool has_plain() { return true; }
 
 #if defined(__x86_64__)
 
-// __builtin_cpu_supports answers for the processor and the system together: for AVX, AVX-512 and AMX the compiler's run-time
-// library also looks at XCR0, where the system says which registers it saves.
+// __builtin_cpu_supports answers for the processor and the system together: for AVX, AVX-512 and AMX the compiler's
+// run-time library also looks at XCR0, where the system says which registers it saves.
 
 namespace {
 
-// Linux gives the tiles' large state only to processes that ask for it. Refused, for example, where a thread has a signal
-// stack too small for that state.
+// Linux gives the tiles' large state only to processes that ask for it. Refused, for example, where a thread has a
+// signal stack too small for that state.
 bool may_use_tiles() {
 #if defined(__linux__)
   constexpr int kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA

@@ -1,5 +1,5 @@
-// What the processor and the operating system (which must save the wide registers) offer: one question per instruction set,
-// has_<set>(). A set that has the features of a narrower one says so by asking for it too.
+// What the processor and the operating system (which must save the wide registers) offer: one question per instruction
+// set, has_<set>(). A set that has the features of a narrower one says so by asking for it too.
 #pragma once
 
 namespace orcaserve::cpu {

@@ -7,6 +7,7 @@
 // Order of sums. An output is one chain of multiply_add over the inputs, from 0 upwards, in every tile. So a row's bits
 // depend neither on the number of rows nor on its place among them.
 #include "kernels.h"
+#include "linear_amx.h"
 #include "simd.h"
 
 namespace orcaserve::ORCASERVE_ISA {
@@ -169,6 +170,9 @@ void multiply_float32(const Matrix& w, int panel, const Operand& x, int row, int
 
 void multiply_bfloat16(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out,
                        const uint8_t* ahead) {
+#if ORCASERVE_AMX
+  return multiply_bfloat16_amx(w, panel, x, row, n_rows, out, ahead);
+#endif
   multiply<BFloat16Step>(w, panel, x, row, n_rows, out, ahead);
 }
 

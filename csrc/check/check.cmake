@@ -4,7 +4,8 @@ add_executable(kernel_check
   csrc/check/check_refusals.cpp csrc/check/check_sampling.cpp csrc/check/check_team.cpp csrc/check/host.cpp
   csrc/check/oracle.cpp csrc/check/packed.cpp csrc/check/toy_model.cpp csrc/check/unpack.cpp)
 # The oracle takes most of the time, and needs no watching.
-set_source_files_properties(csrc/check/oracle.cpp csrc/check/unpack.cpp PROPERTIES COMPILE_OPTIONS "-O2;-fno-sanitize=all")
+set_source_files_properties(csrc/check/oracle.cpp csrc/check/unpack.cpp PROPERTIES
+                            COMPILE_OPTIONS "-O2;-fno-sanitize=all")
 target_compile_options(kernel_check PRIVATE -Wall -Wextra)
 target_link_libraries(kernel_check PRIVATE Threads::Threads)
 

@@ -1,5 +1,5 @@
-// Whole models on mixed batches: the oracle's logits, and the same bits for a request whatever runs beside it, however its
-// text was cut, on any number of threads, and in one worker or several.
+// Whole models on mixed batches: the oracle's logits, and the same bits for a request whatever runs beside it, however
+// its text was cut, on any number of threads, and in one worker or several.
 #include <algorithm>
 #include <map>
 #include <numeric>
@@ -41,7 +41,8 @@ Script mixed(int vocab) {
                       vocab);
 }
 
-// Texts of more than one part of the keys (512), beside short ones; iterations of more rows than go through a Linear together.
+// Texts of more than one part of the keys (512), beside short ones; iterations of more rows than go through a Linear
+// together.
 Script long_texts(int vocab) {
   return write_script({{{0, 600}, {1, 3}},
                        {{1, 1}, {0, 1}},
@@ -117,7 +118,7 @@ void expect_observed() {
   for (Doubles& sum : sums) observed.push_back(sum.data());
   for (const Batch& batch : script) host.run({&model}, team, batch, toy.frequencies(), observed.data());
   for (size_t i = 0; i < sums.size(); ++i)
-    expect(distance(sums[i], request.squares[i]) < 0.05, "sums of squares of matrix " + std::to_string(i) + " are wrong");
+    expect(distance(sums[i], request.squares[i]) < 0.05, "wrong sums of squares of matrix " + std::to_string(i));
 }
 
 struct Case {
@@ -126,7 +127,8 @@ struct Case {
   Storage storage;
 
   std::string text() const {
-    return shape.name + " " + name(layers) + (head == layers ? "" : std::string(", head ") + name(head)) + ", K/V " + name(storage);
+    const std::string other = head == layers ? "" : std::string(", head ") + name(head);
+    return shape.name + " " + name(layers) + other + ", K/V " + name(storage);
   }
 };
 
@@ -138,7 +140,8 @@ const Truth& truth_of(const Case& c, const ToyModel& toy, const Script& script) 
   return found != known.end() ? found->second : known.emplace(key, ask_oracle(toy, c.storage, script)).first->second;
 }
 
-void expect_oracles_logits(const Case& c, const ToyModel& toy, const Script& script, const std::vector<Logits>& logits) {
+void expect_oracles_logits(const Case& c, const ToyModel& toy, const Script& script,
+                           const std::vector<Logits>& logits) {
   const bool rounded = c.storage != Storage::kFloat32 || c.layers == Format::kInt8 || c.layers == Format::kInt4;
   Closeness closeness;
   const Truth& truth = truth_of(c, toy, script);
@@ -176,10 +179,13 @@ void check_case(const Case& c, Script (*write)(int), bool thorough) {
   const Script script = write(toy.model().vocab);
   const std::vector<Logits> logits = play(toy, c.storage, script);
   expect_oracles_logits(c, toy, script, logits);
-  for (int n_threads : {2, 4})
-    expect(same_bits(play(toy, c.storage, script, n_threads), logits), std::to_string(n_threads) + " threads change bits");
+  for (int n_threads : {2, 4}) {
+    const std::vector<Logits> same = play(toy, c.storage, script, n_threads);
+    expect(same_bits(same, logits), std::to_string(n_threads) + " threads change bits");
+  }
   const int n_layers = toy.model().n_layers;
-  if (n_layers > 1) expect(same_bits(play(toy, c.storage, script, 2, {1, n_layers - 1}), logits), "two workers change bits");
+  if (n_layers > 1)
+    expect(same_bits(play(toy, c.storage, script, 2, {1, n_layers - 1}), logits), "two workers change bits");
   if (thorough) expect_same_alone(toy, c.storage, script, logits);
 }
 
@@ -190,7 +196,8 @@ void check_models(Report& report) {
       {kLlama, Format::kFloat32, Format::kFloat32, Storage::kFloat32},
       {kLlama, Format::kInt8, Format::kInt8, Storage::kFloat32},
       {kLlama, Format::kInt4, Format::kInt8, Storage::kFloat32},
-      // What is quantised in every place at once: with more layers all rows would differ from the oracle's by some step.
+      // What is quantised in every place at once: with more layers all rows would differ from the oracle's by some
+      // step.
       {kShallow, Format::kInt8, Format::kInt8, Storage::kInt8},
       {kShallow, Format::kInt4, Format::kInt8, Storage::kInt8},
       {kGpt2, Format::kBFloat16, Format::kBFloat16, Storage::kBFloat16},

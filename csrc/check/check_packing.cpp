@@ -45,14 +45,16 @@ double squared_error(const double* a, const double* b) {
 void expect_good_int4(const Doubles& row, const double* packed) {
   for (size_t start = 0; start < row.size(); start += kInt4Block) {
     const double* block = row.data() + start;
-    const double low = *std::min_element(block, block + kInt4Block), high = *std::max_element(block, block + kInt4Block);
+    const auto [lowest, highest] = std::minmax_element(block, block + kInt4Block);
+    const double low = *lowest, high = *highest;
     double plain[kInt4Block];
     for (int i = 0; i < kInt4Block; ++i) {
       const double step = (high - low) / 15;
       plain[i] = step == 0 ? low : low + std::nearbyint((block[i] - low) / step) * step;
     }
     const double rounding = 2e-3 * greatest(block, kInt4Block);  // of scale and minimum to float16
-    expect(squared_error(block, packed + start) <= 1.01 * squared_error(block, plain) + kInt4Block * rounding * rounding,
+    const double allowed = 1.01 * squared_error(block, plain) + kInt4Block * rounding * rounding;
+    expect(squared_error(block, packed + start) <= allowed,
            "a block of int4 is worse than plain rounding");
   }
 }
@@ -79,8 +81,10 @@ void check_floats(Format format, int n_out, int n_in, bool interleaved) {
     } else if (format == Format::kInt4) {
       expect_good_int4(row, got);
     } else {
-      for (int i = 0; i < n_in; ++i)
-        expect(got[i] == double{format == Format::kFloat32 ? first[i] : nearest_bfloat16(first[i])}, "a weight has changed");
+      for (int i = 0; i < n_in; ++i) {
+        const float held = format == Format::kFloat32 ? first[i] : nearest_bfloat16(first[i]);
+        expect(got[i] == double{held}, "a weight has changed");
+      }
     }
   }
 }
@@ -100,7 +104,8 @@ void check_blocks(RowFormat format, int n_out, int n_in, bool interleaved) {
   std::vector<BlockPart> parts;
   for (int p = 0; p < n_parts; ++p) parts.push_back({format, rows.data() + p * part * stride, stride, part});
   Team team(3);
-  expect(pack_blocks(parts.data(), n_parts, n_in, interleaved, packed.panels.data(), team), "sound blocks were refused");
+  const bool sound = pack_blocks(parts.data(), n_parts, n_in, interleaved, packed.panels.data(), team);
+  expect(sound, "sound blocks were refused");
   const Dense dense(packed.matrix, interleaved);
   const Table table{format, n_out, stride, rows.data()};
   for (int out = 0; out < n_out; ++out) {

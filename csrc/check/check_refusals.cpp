@@ -58,7 +58,7 @@ void refuses_layouts() {
       {"a page outside the region", [](Sound& s) { s.table[2] = 4; }},
       {"a negative page", [](Sound& s) { s.table[3] = -1; }},
       {"a negative context", [](Sound& s) { s.contexts[0] = -1; }},
-      {"a context beyond the page table", [](Sound& s) { s.contexts[1] = 32; }},
+      {"a context beyond the page table", [](Sound& s) { s.contexts[0] = 32; }},
       {"starts that do not begin with 0", [](Sound& s) { s.starts[0] = 1; }},
       {"starts that do not increase", [](Sound& s) { s.starts[1] = 3; }},
       {"starts that end elsewhere", [](Sound& s) { s.it.n_tokens = 2; }},

@@ -137,7 +137,8 @@ void check_logprobs(const Wish& wish, const TokenLogprobs& given, int32_t token)
   const auto logprob = [&](int32_t id) { return double{wish.logits[static_cast<size_t>(id)]} - std::log(mass); };
   expect(std::abs(given.logprob - logprob(token)) < 1e-4, "a wrong logprob");
   const auto likelier = [&](int32_t id) {
-    return std::count_if(wish.logits.begin(), wish.logits.end(), [&](float x) { return x > wish.logits[static_cast<size_t>(id)]; });
+    const float limit = wish.logits[static_cast<size_t>(id)];
+    return std::count_if(wish.logits.begin(), wish.logits.end(), [&](float x) { return x > limit; });
   };
   expect(given.rank == 1 + likelier(token), "a wrong rank");
   expect(given.n_top == std::min<int32_t>(wish.logprobs.n_top, static_cast<int32_t>(wish.logits.size())),
@@ -199,6 +200,24 @@ void odd_rows() {
     expect(answer->row.status == SampleStatus::kNotANumber, "a row with something that is not a number was sampled");
 }
 
+SamplingSettings settings_of(int64_t id) {
+  SamplingSettings settings{};
+  settings.temperature = id % 3 == 0 ? 0 : 0.8;
+  settings.top_k = 40;
+  settings.top_p = 0.95;
+  settings.min_p = 0.01;
+  settings.repetition_penalty = 1.2;
+  settings.presence_penalty = 0.3;
+  settings.frequency_penalty = 0.2;
+  settings.bias_ids = {5, 96};
+  settings.bias = {2.0f, -1.0f};
+  settings.min_tokens = 4;
+  settings.stop_ids = {7, 8};
+  settings.largest_id = 96;
+  settings.seed = static_cast<uint64_t>(id);
+  return settings;
+}
+
 // Several steps of some requests, with everything that the sampler remembers. Row i belongs to request i.
 std::vector<std::vector<int32_t>> tokens_of(const std::vector<int64_t>& requests, int n_threads) {
   constexpr int kVocab = 97, kSteps = 12;
@@ -206,9 +225,7 @@ std::vector<std::vector<int32_t>> tokens_of(const std::vector<int64_t>& requests
   Sampler sampler;
   std::vector<std::vector<int32_t>> chosen(requests.size());
   for (int64_t id : requests) {
-    SamplingSettings settings{0.8, 40, 0.95, 0.01, 1.2, 0.3, 0.2, {5, 96}, {2.0f, -1.0f}, 4, {7, 8}, 96, static_cast<uint64_t>(id)};
-    if (id % 3 == 0) settings.temperature = 0;
-    sampler.admit(id, settings, 10 + id, {1, 2, 3, 2});
+    sampler.admit(id, settings_of(id), 10 + id, {1, 2, 3, 2});
   }
   for (int step = 0; step < kSteps; ++step) {
     Array<float> logits;
@@ -222,10 +239,12 @@ std::vector<std::vector<int32_t>> tokens_of(const std::vector<int64_t>& requests
     }
     std::vector<int32_t> tokens(requests.size());
     std::vector<SampleOutcome> outcomes(requests.size());
-    sampler.sample(logits.data(), static_cast<int>(requests.size()), kVocab, wishes.data(), tokens.data(), outcomes.data(), team);
+    sampler.sample(logits.data(), static_cast<int>(requests.size()), kVocab, wishes.data(), tokens.data(),
+                   outcomes.data(), team);
     for (size_t i = 0; i < requests.size(); ++i) {
       expect(outcomes[i] == SampleOutcome::kOk, "a row could not be sampled");
-      expect(tokens[i] >= 0 && tokens[i] < kVocab && (step >= 4 || (tokens[i] != 7 && tokens[i] != 8)), "a forbidden token");
+      expect(tokens[i] >= 0 && tokens[i] < kVocab, "a token outside the vocabulary");
+      expect(step >= 4 || (tokens[i] != 7 && tokens[i] != 8), "a stop token before min_tokens");
       chosen[i].push_back(tokens[i]);
     }
   }

@@ -1,4 +1,5 @@
-// The team of threads: every unit once, nobody through a barrier before all have come, and nothing lost when members sleep.
+// The team of threads: every unit once, nobody through a barrier before all have come, and nothing lost when members
+// sleep.
 #include <chrono>
 #include <ctime>
 #include <functional>
@@ -18,8 +19,8 @@ void run(Team& team, std::function<void(int)> work) {
   team.run([](void* p, int member) { (*static_cast<std::function<void(int)>*>(p))(member); }, &work);
 }
 
-// `n_phases` times: units are dealt, then, behind a barrier, every member looks at what all have done. The counters are plain
-// integers on purpose: that writes of one member are seen by the others behind a barrier is what is checked.
+// `n_phases` times: units are dealt, then, behind a barrier, every member looks at what all have done. The counters are
+// plain integers on purpose: that writes of one member are seen by the others behind a barrier is what is checked.
 void deal(Team& team, int n_phases, int n_units, std::function<void(int member, int phase)> delay) {
   std::vector<std::vector<int>> rounds(static_cast<size_t>(n_phases), std::vector<int>(static_cast<size_t>(n_units)));
   std::vector<int> faults(static_cast<size_t>(team.size())), visits(static_cast<size_t>(team.size()));
@@ -34,8 +35,9 @@ void deal(Team& team, int n_phases, int n_units, std::function<void(int member, 
     }
   });
   for (int member = 0; member < team.size(); ++member) {
-    expect(visits[static_cast<size_t>(member)] == 1, "member " + std::to_string(member) + " did not run exactly once");
-    expect(faults[static_cast<size_t>(member)] == 0, "member " + std::to_string(member) + " saw units not dealt exactly once");
+    const std::string who = "member " + std::to_string(member);
+    expect(visits[static_cast<size_t>(member)] == 1, who + " did not run exactly once");
+    expect(faults[static_cast<size_t>(member)] == 0, who + " saw units not dealt exactly once");
   }
 }
 
@@ -51,7 +53,8 @@ void deal_queues(Team& team, int n_phases) {
       for (int i = 0; i < n; ++i) {
         const int queue = (member + i) % n;
         std::vector<int>& units = queues[static_cast<size_t>(queue)];
-        for (int64_t unit; (unit = team.take_from(queue)) < static_cast<int64_t>(units.size());) ++units[static_cast<size_t>(unit)];
+        const auto n_units = static_cast<int64_t>(units.size());
+        for (int64_t unit; (unit = team.take_from(queue)) < n_units;) ++units[static_cast<size_t>(unit)];
       }
       team.barrier(member);
       for (const std::vector<int>& units : queues)
@@ -65,7 +68,7 @@ void many_rounds(int n_threads) {
   Team team(n_threads);
   expect(team.size() == n_threads, "the team has another size than asked for");
   const auto at_once = [](int, int) {};
-  const int n_rounds = n_threads <= 2 ? 2000 : 300;  // with more members than cores, most of a round is waiting for a core
+  const int n_rounds = n_threads <= 2 ? 2000 : 300;  // with more members than cores, a round is mostly waiting
   for (int round = 0; round < n_rounds; ++round) {
     deal(team, 1 + round % 3, round % 17, at_once);
     deal_queues(team, round % 4);

@@ -1,4 +1,5 @@
-// The checks of the kernels. Each gives one line to the report for everything it looks at; kernels() is the set they run.
+// The checks of the kernels. Each gives one line to the report for everything it looks at; kernels() is the set they
+// run.
 #pragma once
 
 #include "../model.h"

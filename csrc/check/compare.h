@@ -16,7 +16,8 @@ bool same_bits(const Floats& a, const Floats& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
-// Largest error of a row, as a share of the row's root mean square; infinite if there is something that is not a number.
+// Largest error of a row, as a share of the row's root mean square; infinite if there is something that is not a
+// number.
 template <typename Floats>
 double distance(const Floats& row, const std::vector<double>& truth) {
   double largest = 0, square = 0;
@@ -29,8 +30,8 @@ double distance(const Floats& row, const std::vector<double>& truth) {
 }
 
 // The distances of many rows. Where numbers are quantised on the way, the rounding of floats moves one of them to its
-// neighbour now and then, which the oracle's does not, and what follows differs by the size of such a step. So the nearest
-// quarter of the rows must be as near as floats allow, and no row may be farther than steps take.
+// neighbour now and then, which the oracle's does not, and what follows differs by the size of such a step. So the
+// nearest quarter of the rows must be as near as floats allow, and no row may be farther than steps take.
 class Closeness {
  public:
   template <typename Floats>

@@ -38,7 +38,8 @@ Host::Host(const Model& model, Storage storage, int n_pages) : vocab_(model.voca
   region_.keys = keys_.data();
   region_.values = values_.data();
   if (storage == Storage::kInt8) {
-    for (Array<float>* scales : {&key_scales_, &value_scales_}) scales->assign(static_cast<size_t>(model.n_layers * slots), 1e30f);
+    for (Array<float>* scales : {&key_scales_, &value_scales_})
+      scales->assign(static_cast<size_t>(model.n_layers * slots), 1e30f);
     region_.key_scales = key_scales_.data();
     region_.value_scales = value_scales_.data();
     region_.layer_scales = slots;

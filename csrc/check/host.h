@@ -24,9 +24,9 @@ class Host {
  public:
   Host(const Model& model, Storage storage, int n_pages);
 
-  // One iteration through consecutive runs of layers (or the one of all), each of which sees its own layers of the region.
-  // frequencies: [2][rope_dim / 2]; a request takes the set (its number % 2).
-  // observed: Iteration::observed, or null.
+  // One iteration through consecutive runs of layers (or the one of all), each of which sees its own layers of the
+  // region. frequencies: [2][rope_dim / 2]; a request takes the set (its number % 2). observed: Iteration::observed, or
+  // null.
   Logits run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch, const Array<float>& frequencies,
              double* const* observed = nullptr);
 

@@ -1,5 +1,5 @@
-// kernel_check: the kernels without Python, against plain loops in double precision. Meant to be built with sanitizers, for
-// other architectures, and for instruction sets that this machine emulates.
+// kernel_check: the kernels without Python, against plain loops in double precision. Meant to be built with sanitizers,
+// for other architectures, and for instruction sets that this machine emulates.
 //
 //   kernel_check [--quick] [set ...]   without sets: all that this build has and the machine can run
 // --quick: long texts in one kind only, as takes a quarter of the time.

@@ -1,8 +1,8 @@
 // The oracle: what the kernels should compute, in plain loops and double precision, token by token.
 //
-// It reads the packed weights by the description in model.h and quantises activations, keys and values where the kernels do,
-// so that what differs is float rounding alone. That may move a quantised number to its neighbour now and then (see
-// Closeness in compare.h).
+// It reads the packed weights by the description in model.h and quantises activations, keys and values where the
+// kernels do, so that what differs is float rounding alone. That may move a quantised number to its neighbour now and
+// then (see Closeness in compare.h).
 #pragma once
 
 #include <vector>
@@ -28,7 +28,8 @@ struct Dense {
   Doubles operator()(Doubles x) const;
 };
 
-// Multiplies each `at_once` numbers by the Hadamard matrix of that size, over its root, after filling up with zeros to n.
+// Multiplies each `at_once` numbers by the Hadamard matrix of that size, over its root, after filling up with zeros to
+// n.
 void turn(Doubles& x, int n, int at_once = kHadamard);
 // Replaces each `group` numbers by the nearest multiples of (the largest of them) / 127.
 void quantise(Doubles& x, int group);

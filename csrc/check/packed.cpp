@@ -33,7 +33,8 @@ Packed room_for(Format format, int n_out, int n_in, bool interleaved) {
   return packed;
 }
 
-Packed pack(Format format, const Array<float>& weight, const Array<float>& bias, int n_out, int n_in, bool interleaved) {
+Packed pack(Format format, const Array<float>& weight, const Array<float>& bias, int n_out, int n_in,
+            bool interleaved) {
   Packed packed = room_for(format, n_out, n_in, interleaved);
   Matrix& w = packed.matrix;
   const int n_parts = interleaved ? 2 : 1, part = n_out / n_parts;

@@ -17,7 +17,8 @@ struct Packed {
 // A matrix whose panels are still to be written.
 Packed room_for(Format format, int n_out, int n_in, bool interleaved);
 
-// weight [n_out][n_in], bias [n_out] or empty. interleaved: its first and its second half are parts whose panels take turns.
+// weight [n_out][n_in], bias [n_out] or empty. interleaved: its first and its second half are parts whose panels take
+// turns.
 Packed pack(Format format, const Array<float>& weight, const Array<float>& bias, int n_out, int n_in,
             bool interleaved = false);
 

@@ -96,9 +96,9 @@ Table ToyModel::table(RowFormat format, int n_rows) {
       continue;
     }
     for (int64_t i = 0; i < block; ++i) at[i] = static_cast<uint8_t>(random_.bits());
-    // Float16 of about 0.01 for 8 bits and 0.1 for 4, of the minimum -0.8.
-    const auto scale = static_cast<uint16_t>((format == RowFormat::kQ8_0 ? 0x2000 : 0x2e00) + random_.below(1024));
-    const uint16_t minimum = 0xba66;
+    // Float16 of about 0.003 for 8 bits and 0.03 for 4, of the minimum -0.28.
+    const auto scale = static_cast<uint16_t>((format == RowFormat::kQ8_0 ? 0x1800 : 0x2600) + random_.below(1024));
+    const uint16_t minimum = 0xb47b;
     std::memcpy(at, &scale, 2);
     if (format == RowFormat::kQ4_1) std::memcpy(at + 2, &minimum, 2);
   }

@@ -56,7 +56,11 @@ double weight(const Matrix& w, const uint8_t* panel, int o, int i) {
 }  // namespace
 
 Dense::Dense(const Matrix& packed, bool interleaved)
-    : format(packed.format), n_out(packed.n_out), n_in(packed.n_in), n_in_padded(packed.n_in_padded), group(packed.group) {
+    : format(packed.format),
+      n_out(packed.n_out),
+      n_in(packed.n_in),
+      n_in_padded(packed.n_in_padded),
+      group(packed.group) {
   // Float formats have no inputs but their own.
   const int width = format == Format::kInt8 || format == Format::kInt4 ? n_in_padded : n_in;
   n_in_padded = width;
