@@ -1,9 +1,10 @@
 """What does attention cost in an iteration, with keys and values in 32, 16 and 8 bits?
 
-    python benchmarks/attention.py [--threads N] [--repeats N]
+    python benchmarks/attention.py [--threads N] [--repeats N] [--out FILE]
 
 Shapes are the default model's: 30 layers, 9 query heads and 3 K/V heads of 64. Every layer has its own K/V, so the
-figures include reading it from memory as in a real iteration. Milliseconds per iteration, best of the repetitions.
+figures include reading it from memory as in a real iteration. Milliseconds per iteration, best of the repetitions; each
+thread keeps to a core of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import argparse
 import time
 
 import numpy as np
+import report
+from sampling import pinned_team
 
 from orcaserve.config import PAGE_SIZE
 from orcaserve.model.kv_manager import KVManager
@@ -70,14 +73,20 @@ def milliseconds(entries: Entries, storage: str, team: Team, repeats: int) -> fl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", "-t", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--out", metavar="FILE", help="write the table here as well")
     args = parser.parse_args()
-    team = Team(args.threads)
-    print(f"{isa()}, {args.threads} threads; milliseconds")
-    print(f"{'':30}" + "".join(f"{storage:>10}" for storage in STORAGES))
+    team = pinned_team(args.threads)
+    rows = []
     for name, entries in CASES.items():
         figures = [milliseconds(entries, storage, team, args.repeats) for storage in STORAGES]
-        print(f"{name:30}" + "".join(f"{figure:10.2f}" for figure in figures), flush=True)
+        rows.append([name, *(f"{figure:.2f}" for figure in figures)])
+        print(*rows[-1], sep="  ", flush=True)
+    text = report.heading("Attention", __doc__)
+    text += (
+        f"{args.threads} threads, {isa()}, milliseconds per iteration of {LAYERS} layers, best of {args.repeats}\n\n"
+    )
+    report.write(text + report.table(["K/V", *STORAGES], rows), args.out)
 
 
 if __name__ == "__main__":

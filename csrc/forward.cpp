@@ -10,7 +10,8 @@ namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr int kAlone = 8;    // up to so many rows every member prepares by itself
-constexpr int kRowsPerCut = 16;  // rows for which a member reads all weights rather than its share of them
+// Rows for which a member reads all weights rather than its share of them: as many take longer to compute than to fetch.
+constexpr int kRowsPerCut = ORCASERVE_VECTOR_BYTES == 64 ? 16 : 32;
 constexpr int kRowsPerUnit = 16;
 
 int least(int a, int b) { return a < b ? a : b; }

@@ -12,9 +12,6 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-// A panel is passed over in strips of kStrip vectors.
-constexpr int kStrip = 3;
-constexpr int kStrips = kPanel / (kStrip * kLanes);
 
 inline IntVec load_bytes(const uint8_t* p) {
   IntVec x;
@@ -22,10 +19,8 @@ inline IntVec load_bytes(const uint8_t* p) {
   return x;
 }
 
-// Loads *p into all lanes. The compiler would rather load a scalar, do the arithmetic that follows there, and move it
-// to a vector register: on the way it waits behind the products that are queued for the same ports.
-inline IntVec broadcast(const int32_t* p) {
-  IntVec x = *p - IntVec{};
+// x, in a register, as it is here: the compiler may not move its making elsewhere, or merge it with what follows.
+inline IntVec keep(IntVec x) {
 #if defined(__AVX512F__)
   __asm__("" : "+v"(x));
 #elif defined(__x86_64__)
@@ -33,6 +28,10 @@ inline IntVec broadcast(const int32_t* p) {
 #endif
   return x;
 }
+
+// Loads *p into all lanes. The compiler would rather load a scalar, do the arithmetic that follows there, and move it
+// to a vector register: on the way it waits behind the products that are queued for the same ports.
+inline IntVec broadcast(const int32_t* p) { return keep(*p - IntVec{}); }
 
 inline Vec to_floats(IntVec x) { return __builtin_convertvector(x, Vec); }
 

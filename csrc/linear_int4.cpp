@@ -9,6 +9,8 @@ namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr int kTileRows4 = 4;
+constexpr int kStrip = ORCASERVE_REGISTERS == 32 ? 3 : 2;  // vectors: twice as many, of unpacked weights, fill registers
+constexpr int kStrips = kPanel / (kStrip * kLanes);        // in which a panel is passed over
 constexpr int kRunBlocks = 8;  // their weights stay in the first level of the cache for all tiles
 constexpr int kQuads = 4;      // [kQuads][kPanel][4] bytes, each with inputs 4 i + j and 16 + 4 i + j
 constexpr int kScalesAt = kQuads * kPanel * 4;

@@ -11,12 +11,16 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-// A tile of kTileRows8 rows x kStrip vectors: accumulators, weights and activations of a step fit the registers.
+// A tile of kTileRows8 rows x kStrip vectors: accumulators, weights and activations of a step fit the registers. Without
+// VNNI, weights take two registers and a product one more.
 #if defined(ORCASERVE_VNNI)
 constexpr int kTileRows8 = ORCASERVE_REGISTERS == 32 ? 8 : 4;
+constexpr int kStrip = 3;
 #else
 constexpr int kTileRows8 = ORCASERVE_REGISTERS == 32 ? 6 : 4;
+constexpr int kStrip = ORCASERVE_REGISTERS == 32 ? 3 : 2;
 #endif
+constexpr int kStrips = kPanel / (kStrip * kLanes);  // in which a panel is passed over
 constexpr int kStep = 4;  // inputs of a dot product in a lane
 constexpr int kFetchSteps = 4;
 
@@ -42,8 +46,11 @@ constexpr int kWideRow = 0;
 inline Rows tile_activations(const int8_t* q, int64_t stride, int, int, int8_t*) { return make_rows(q, stride); }
 
 template <int ROW>
-inline __attribute__((always_inline)) IntVec load_activations(const Rows& rows) {
-  return load_quad<ROW, 0>(rows);
+inline __attribute__((always_inline)) void add_products(IntVec (&acc)[kStrip], const Weights (&w)[kStrip],
+                                                        const Rows& rows) {
+  const IntVec q = load_quad<ROW, 0>(rows);
+#pragma GCC unroll 8
+  for (int v = 0; v < kStrip; ++v) acc[v] = dot(acc[v], w[v], q);
 }
 
 #else
@@ -63,9 +70,16 @@ inline Rows tile_activations(const int8_t* q, int64_t stride, int n_rows, int in
   return make_rows(wide, kWideRow);
 }
 
+// The even products are added before the odd ones are made: both at once would take a register too many.
 template <int ROW>
-inline __attribute__((always_inline)) Pairs load_activations(const Rows& rows) {
-  return {(ShortVec)load_quad<ROW, 0>(rows), (ShortVec)load_quad<ROW, kMaxGroup>(rows)};
+inline __attribute__((always_inline)) void add_products(IntVec (&acc)[kStrip], const Weights (&w)[kStrip],
+                                                        const Rows& rows) {
+  const IntVec even = load_quad<ROW, 0>(rows);
+#pragma GCC unroll 8
+  for (int v = 0; v < kStrip; ++v) acc[v] = keep(acc[v] + multiply_pairs(w[v].even, (ShortVec)even));
+  const IntVec odd = load_quad<ROW, kMaxGroup>(rows);
+#pragma GCC unroll 8
+  for (int v = 0; v < kStrip; ++v) acc[v] = keep(acc[v] + multiply_pairs(w[v].odd, (ShortVec)odd));
 }
 
 #endif
@@ -74,9 +88,7 @@ template <int ROWS, int ROW>
 inline __attribute__((always_inline)) void dot_rows(IntVec (&acc)[ROWS][kStrip], const Weights (&w)[kStrip],
                                                     const Rows& rows) {
   if constexpr (ROW < ROWS) {
-    const auto q = load_activations<ROW>(rows);
-#pragma GCC unroll 8
-    for (int v = 0; v < kStrip; ++v) acc[ROW][v] = dot(acc[ROW][v], w[v], q);
+    add_products<ROW>(acc[ROW], w, rows);
     dot_rows<ROWS, ROW + 1>(acc, w, rows);
   }
 }

@@ -27,11 +27,12 @@ NB_MODULE(_kernels, m) {
       .def(
           "__init__",
           [](orcaserve::Team* self, int n_threads) {
-            if (n_threads < 1) throw std::invalid_argument("a team has at least one thread");
+            if (n_threads < 1 || n_threads > orcaserve::Team::kMostThreads)
+              throw std::invalid_argument("a team has 1 to " + std::to_string(orcaserve::Team::kMostThreads) + " threads");
             new (self) orcaserve::Team(n_threads);
           },
           nb::arg("n_threads"))
-      .def_prop_ro("n_threads", &orcaserve::Team::size);
+      .def_prop_ro("n_threads", &orcaserve::Team::n_threads);
 
   bind_linear(m);
   bind_rows(m);

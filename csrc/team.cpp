@@ -1,10 +1,16 @@
 #include "team.h"
 
+#include <algorithm>
+#include <chrono>
+
 namespace orcaserve {
 namespace {
 
 // About 20 to 60 microseconds of waiting awake: longer than a unit of work, far shorter than a slice of the system's clock.
 constexpr int kSpins = 1500;
+
+// The number of a round counts in steps of this; the rest says how many members take part.
+constexpr uint32_t kRound = Team::kMostThreads + 1;
 
 void pause() {
 #if defined(__x86_64__)
@@ -14,48 +20,83 @@ void pause() {
 #endif
 }
 
+int64_t now_ns() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 }  // namespace
 
-Team::Team(int n_threads) : size_(n_threads), queues_(static_cast<size_t>(n_threads)) {
-  for (int member = 1; member < size_; ++member) threads_.emplace_back([this, member] { serve(member); });
+Team::Team(int n_threads)
+    : n_threads_(n_threads),
+      size_(n_threads),
+      sharing_(n_threads),
+      waited_ns_(static_cast<size_t>(n_threads)),
+      queues_(static_cast<size_t>(n_threads)),
+      thread_ids_(static_cast<size_t>(n_threads)) {
+  for (int member = 1; member < n_threads_; ++member) threads_.emplace_back([this, member] { serve(member); });
 }
 
 Team::~Team() {
   over_ = true;
-  round_.fetch_add(1, std::memory_order_release);
+  round_.fetch_add(kRound, std::memory_order_release);
   round_.notify_all();
   for (std::thread& thread : threads_) thread.join();
 }
 
 void Team::run(void (*work)(void*, int), void* context) {
+  const int64_t start = n_threads_ > 1 ? now_ns() : 0;
   if (size_ > 1) {
     work_ = work;
     context_ = context;
-    round_.fetch_add(1, std::memory_order_release);
+    const uint32_t last = round_.load(std::memory_order_relaxed);
+    round_.store((last / kRound + 1) * kRound + static_cast<uint32_t>(size_), std::memory_order_release);
     round_.notify_all();
   }
   work(context, 0);
   barrier(0);
+  if (n_threads_ == 1) return;
+  worked_ns_ += now_ns() - start;
+  if (worked_ns_ >= Sharing::kReportNs) share();
 }
 
 void Team::serve(int member) {
-  for (uint32_t round = 0;; ++round) {
+  thread_ids_[static_cast<size_t>(member)].store(this_thread_id(), std::memory_order_relaxed);
+  for (uint32_t round = 0;;) {
     wait_while(round_, round);
+    // A member that takes part keeps the round from ending; others may miss rounds.
+    round = round_.load(std::memory_order_acquire);
     if (over_) return;
+    if (static_cast<uint32_t>(member) >= round % kRound) continue;
     work_(context_, member);
     barrier(member);
   }
 }
 
+// Between runs: tells how long members have waited for cores, and takes as many into the next runs as is best.
+void Team::share() {
+  thread_ids_[0].store(this_thread_id(), std::memory_order_relaxed);
+  int64_t longest = 0;
+  for (int member = 0; member < size_; ++member) {
+    const auto i = static_cast<size_t>(member);
+    const int64_t waited = waited_for_a_core_ns(thread_ids_[i].load(std::memory_order_relaxed));
+    if (waited_ns_[i] > 0) longest = std::max(longest, waited - waited_ns_[i]);  // else the first look
+    waited_ns_[i] = waited;
+  }
+  sharing_.report(worked_ns_, longest);
+  worked_ns_ = 0;
+  size_ = sharing_.working();
+}
+
 void Team::barrier(int member) {
+  const int size = size_;  // read before arriving: after the last barrier of a run it may change
   const uint32_t generation = generation_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size) {
     wait_while(generation_, generation);
   } else {
     arrived_.store(0, std::memory_order_relaxed);
     next_unit_.store(0, std::memory_order_relaxed);
     generation_.fetch_add(1, std::memory_order_release);
-    if (size_ > 1) generation_.notify_all();
+    if (size > 1) generation_.notify_all();
   }
   // Everybody has left the work before this barrier, whose counter is the one that the work after the next will use.
   queues_[static_cast<size_t>(member)].next[generation & 1].store(0, std::memory_order_relaxed);

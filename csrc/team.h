@@ -3,7 +3,8 @@
 // Work is handed out in small units by shared counters, not cut into equal parts beforehand: a thread that the system takes
 // the core from keeps the others waiting for one unit, not for its whole part. Every member has a queue of its own, of units
 // whose data it made itself and has in its cache; it turns to the others' queues when its own is empty. Waiting threads spin
-// for some microseconds, about as long as a unit takes, and then sleep, so an idle team uses no processor time.
+// for some microseconds, about as long as a unit takes, and then sleep, so an idle team uses no processor time. While other
+// processes keep cores busy, fewer members work (sharing.h).
 #pragma once
 
 #include <atomic>
@@ -11,20 +12,27 @@
 #include <thread>
 #include <vector>
 
+#include "sharing.h"
+
 namespace orcaserve {
 
 class Team {
  public:
-  // n_threads >= 1: the caller of run() and n_threads - 1 others, which start now and sleep.
+  static constexpr int kMostThreads = 1023;
+
+  // 1 <= n_threads <= kMostThreads: the caller of run() and n_threads - 1 others, which start now and sleep.
   explicit Team(int n_threads);
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
+  int n_threads() const { return n_threads_; }
+
+  // Members that take part in the next run, or in this one: n_threads() or fewer. Changes only at the end of a run.
   int size() const { return size_; }
 
-  // Runs work(context, member) on every member, the caller being member 0, and returns when all have returned. `work` must
-  // not throw. One caller at a time.
+  // Runs work(context, member) on `size()` members, the caller being member 0, and returns when all have returned. `work`
+  // must not throw. One caller at a time.
   void run(void (*work)(void* context, int member), void* context);
 
   // For use inside `work`, by every member alike. Waits until all have arrived; then the dispensers start from 0 again.
@@ -38,15 +46,20 @@ class Team {
 
  private:
   void serve(int member);
+  void share();
   static void wait_while(const std::atomic<uint32_t>& value, uint32_t old);
 
-  const int size_;
+  const int n_threads_;
+  int size_;
+  Sharing sharing_;
+  int64_t worked_ns_ = 0;           // since the last report to sharing_
+  std::vector<int64_t> waited_ns_;  // of each member for a core, at that time
   std::vector<std::thread> threads_;
   void (*work_)(void*, int) = nullptr;
   void* context_ = nullptr;
   bool over_ = false;
   // Each on a cache line of its own.
-  alignas(64) std::atomic<uint32_t> round_{0};       // counts calls of run; the others sleep on it
+  alignas(64) std::atomic<uint32_t> round_{0};       // counts calls of run, and says who takes part; the others sleep on it
   alignas(64) std::atomic<uint32_t> generation_{0};  // counts barriers passed
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int64_t> next_unit_{0};
@@ -55,6 +68,7 @@ class Team {
     std::atomic<int64_t> next[2]{0, 0};
   };
   std::vector<Queue> queues_;
+  std::vector<std::atomic<int>> thread_ids_;
 };
 
 }  // namespace orcaserve

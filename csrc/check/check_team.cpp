@@ -1,11 +1,13 @@
 // The team of threads: every unit once, nobody through a barrier before all have come, and nothing lost when members
 // sleep.
+#include <algorithm>
 #include <chrono>
 #include <ctime>
 #include <functional>
 #include <thread>
 #include <vector>
 
+#include "../sharing.h"
 #include "../team.h"
 #include "checks.h"
 
@@ -23,7 +25,8 @@ void run(Team& team, std::function<void(int)> work) {
 // plain integers on purpose: that writes of one member are seen by the others behind a barrier is what is checked.
 void deal(Team& team, int n_phases, int n_units, std::function<void(int member, int phase)> delay) {
   std::vector<std::vector<int>> rounds(static_cast<size_t>(n_phases), std::vector<int>(static_cast<size_t>(n_units)));
-  std::vector<int> faults(static_cast<size_t>(team.size())), visits(static_cast<size_t>(team.size()));
+  const int n = team.size();  // it may change when the run ends
+  std::vector<int> faults(static_cast<size_t>(n)), visits(static_cast<size_t>(n));
   run(team, [&](int member) {
     ++visits[static_cast<size_t>(member)];
     for (int phase = 0; phase < n_phases; ++phase) {
@@ -34,7 +37,7 @@ void deal(Team& team, int n_phases, int n_units, std::function<void(int member, 
       for (int count : taken) faults[static_cast<size_t>(member)] += count != 1;
     }
   });
-  for (int member = 0; member < team.size(); ++member) {
+  for (int member = 0; member < n; ++member) {
     const std::string who = "member " + std::to_string(member);
     expect(visits[static_cast<size_t>(member)] == 1, who + " did not run exactly once");
     expect(faults[static_cast<size_t>(member)] == 0, who + " saw units not dealt exactly once");
@@ -66,7 +69,7 @@ void deal_queues(Team& team, int n_phases) {
 
 void many_rounds(int n_threads) {
   Team team(n_threads);
-  expect(team.size() == n_threads, "the team has another size than asked for");
+  expect(team.n_threads() == n_threads, "the team has another size than asked for");
   const auto at_once = [](int, int) {};
   const int n_rounds = n_threads <= 2 ? 2000 : 300;  // with more members than cores, a round is mostly waiting
   for (int round = 0; round < n_rounds; ++round) {
@@ -121,6 +124,71 @@ void sleeps_when_idle() {
   expect(used < 0.02, "an idle team used " + std::to_string(used) + " s of processor time in 0.2 s");
 }
 
+constexpr int64_t kReport = Sharing::kReportNs;
+
+// Reports until a member that was counted out is tried again.
+int reports_until_trial(Sharing& sharing) {
+  const int working = sharing.working();
+  int reports = 0;
+  while (sharing.working() == working && reports < 1000) {
+    sharing.report(kReport, 0);
+    ++reports;
+  }
+  return reports;
+}
+
+// Who waits for a core longer than its share of the work is worth, is counted out; trials come ever later, until one
+// succeeds.
+void sharing_reports() {
+  Sharing sharing(2);
+  sharing.report(kReport, kReport / 2);
+  expect(sharing.working() == 2, "a member was counted out that did its part");
+  int last = 0;
+  for (int trial = 0; trial < 8; ++trial) {
+    sharing.report(kReport, kReport * 2 / 3);
+    expect(sharing.working() == 1, "a member that waits stayed");
+    sharing.report(kReport, kReport);
+    expect(sharing.working() == 1, "the last member was counted out");
+    const int reports = reports_until_trial(sharing);
+    expect(sharing.working() == 2 && reports < 1000, "a member was never tried again");
+    expect(reports >= last, "a trial came sooner than the one before");
+    last = reports;
+  }
+  sharing.report(kReport, 0);
+  sharing.report(kReport, kReport * 2 / 3);
+  expect(reports_until_trial(sharing) < last, "after a quiet time trials came as late as before it");
+}
+
+// Of many members one goes at a time, and once it is quiet all come back, one a report.
+void sharing_of_many() {
+  Sharing sharing(16);
+  for (int i = 1; i < 20; ++i) {
+    sharing.report(kReport, kReport);
+    expect(sharing.working() == std::max(1, 16 - i), "not one member a report was counted out");
+  }
+  reports_until_trial(sharing);
+  for (int i = 3; i <= 16; ++i) {
+    sharing.report(kReport, 0);
+    expect(sharing.working() == i, "not one member a report came back");
+  }
+}
+
+// Real members that wait for cores: more of them than there are cores, all busy. Whatever the size, all units are done.
+void crowded() {
+  const int n_threads = 2 * static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  Team team(n_threads);
+  int least = n_threads;
+  for (int round = 0; round < 300; ++round) {
+    deal(team, 2, 64, [](int, int) {
+      const auto end = std::chrono::steady_clock::now() + microseconds(500);
+      while (std::chrono::steady_clock::now() < end) {}
+    });
+    least = std::min(least, team.size());
+  }
+  expect(waited_for_a_core_ns(this_thread_id()) == 0 || least < n_threads, "members that waited for cores were all kept");
+  expect(team.n_threads() == n_threads, "the number of threads changed");
+}
+
 }  // namespace
 
 void check_team(Report& report) {
@@ -132,6 +200,9 @@ void check_team(Report& report) {
   report.check("teams begin and end", start_and_end);
   report.check("two teams at once", two_teams_at_once);
   report.check("an idle team sleeps", sleeps_when_idle);
+  report.check("sharing: reports and trials", sharing_reports);
+  report.check("sharing: of many members", sharing_of_many);
+  report.check("sharing: a crowded machine", crowded);
 }
 
 }  // namespace orcaserve::check
