@@ -13,6 +13,7 @@ from orcaserve.checkpoint.converted import gguf_of, is_converted
 from orcaserve.checkpoint.folder import FolderCheckpoint
 from orcaserve.checkpoint.gguf import MAGIC, GGUFFile
 from orcaserve.checkpoint.gguf_config import ROPE_TENSORS, config_of, generation_config_of
+from orcaserve.checkpoint.gptq import GptqCheckpoint, is_gptq
 from orcaserve.checkpoint.tensor_info import TensorInfo
 from orcaserve.core.errors import CheckpointError, ModelNotFound, UnsupportedModel
 
@@ -80,7 +81,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UnsupportedModel(f"{path.name} was converted for the CPU's kernels: it can be served there and no more")
     if path.is_dir():
         if (path / "config.json").exists():
-            return FolderCheckpoint(path)
+            folder = FolderCheckpoint(path)
+            return _as_gptq(folder) if is_gptq(folder.config) else folder
         path = gguf_of(path)
     if not path.is_file():
         raise ModelNotFound(f"{path} is neither a file nor a folder")
@@ -90,6 +92,14 @@ def open_checkpoint(path: Path) -> Checkpoint:
         if file.read(len(MAGIC)) != MAGIC:
             raise CheckpointError(f"{path.name} is not a GGUF file")
     return GGUFCheckpoint(path)
+
+
+def _as_gptq(folder: FolderCheckpoint) -> GptqCheckpoint:
+    try:
+        return GptqCheckpoint(folder)
+    except BaseException:
+        folder.close()
+        raise
 
 
 def eos_ids(checkpoint: Checkpoint) -> frozenset[int]:

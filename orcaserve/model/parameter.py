@@ -34,9 +34,9 @@ class Parameter:
 
     def floats(self) -> Floats:
         """Its numbers, contiguous. Raises CheckpointError if one is not finite."""
-        numbers = self._checkpoint.read(self.name)
         # The sum is one quick pass; it may overflow where no number is infinite, so it only arouses suspicion.
         with np.errstate(all="ignore"):
+            numbers = self._checkpoint.read(self.name)
             suspicious = not np.isfinite(numbers.sum())
         if suspicious and not np.isfinite(numbers).all():
             raise self._not_finite()
