@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -43,8 +43,8 @@ class Checkpoint(Protocol):
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         """The tensor as float32, into `out` (contiguous, same shape) if given. KeyError if there is none."""
 
-    def stored(self, name: str) -> NDArray[np.uint8]:
-        """A copy of the tensor's bytes [rows, bytes of a row], for `dequantise`. KeyError if there is none."""
+    def stored(self, name: str, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
+        """A copy of the bytes [rows, bytes of a row] of all rows, or of `rows`. KeyError if there is no such tensor."""
 
     def close(self) -> None: ...
 
@@ -65,8 +65,8 @@ class GGUFCheckpoint:
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         return self.file.read(name, out)
 
-    def stored(self, name: str) -> NDArray[np.uint8]:
-        return self.file.stored(name)
+    def stored(self, name: str, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
+        return self.file.stored(name, rows)
 
     def close(self) -> None:
         self.file.close()

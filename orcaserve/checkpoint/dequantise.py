@@ -17,6 +17,7 @@ from orcaserve.core.errors import CheckpointError, UnsupportedModel
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
+_LIBRARY_BLOCK = 256  # of the kinds that the library turns, or a divisor of it
 CHUNK_BYTES = 1 << 18  # of stored data turned at a time: its temporaries stay in the cache, and out of the peak memory
 
 
@@ -35,6 +36,11 @@ def dequantise(kind: str, stored: Bytes, out: Floats) -> None:
             block.turn(rows[start : start + step], numbers[start : start + step])
     else:
         _by_library(kind, stored, out)
+
+
+def block_numbers(kind: str) -> int:
+    """How many neighbours of a row are stored together; 1 for plain kinds."""
+    return 1 if kind in _PLAIN else BLOCK_NUMBERS.get(kind, _LIBRARY_BLOCK)
 
 
 def columns(kind: str, stored: Bytes, inputs: Sequence[int]) -> Floats:

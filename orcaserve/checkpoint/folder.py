@@ -5,6 +5,7 @@ Nothing here can run code: pickled weights (pytorch_model.bin) are refused, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,8 +72,8 @@ class FolderCheckpoint:
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
         return self._files[name].read(name, out)
 
-    def stored(self, name: str) -> NDArray[np.uint8]:
-        return self._files[name].stored(name)
+    def stored(self, name: str, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
+        return self._files[name].stored(name, rows)
 
     @property
     def tokenizer_eos_ids(self) -> list[int]:

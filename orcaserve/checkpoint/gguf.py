@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +109,9 @@ class GGUFFile:
         """The tensor as float32, into `out` (contiguous, same shape) if given. KeyError if `tensors` lacks it."""
         return self._file.read(self.tensors[name], out)
 
-    def stored(self, name: str) -> NDArray[np.uint8]:
-        """A copy of the tensor's bytes [rows, bytes of a row], for `dequantise`. KeyError if `tensors` lacks it."""
-        return self._file.stored(self.tensors[name])
+    def stored(self, name: str, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
+        """A copy of the bytes [rows, bytes of a row] of all rows, or of `rows`. KeyError if `tensors` lacks it."""
+        return self._file.stored(self.tensors[name], rows)
 
     def without_tensors(self) -> bytes:
         """A GGUF file of the same metadata that has no tensors."""

@@ -12,7 +12,7 @@ changes nothing where the zero is 8, as in symmetric quantisation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -131,9 +131,13 @@ class GptqCheckpoint:
             raise CheckpointError(f"tensor {name} names groups outside of 0..{n_groups - 1}")
         return groups[:, 0]
 
-    def stored(self, name: str) -> Bytes:
+    def stored(self, name: str, rows: Sequence[range] | None = None) -> Bytes:
         if name not in self._linears:
-            return self._folder.stored(name)
+            return self._folder.stored(name, rows)
+        blocks = self._blocks(name)  # outputs are columns in the files: some of them are not read sooner than all
+        return blocks if rows is None else np.concatenate([blocks[run.start : run.stop] for run in rows])
+
+    def _blocks(self, name: str) -> Bytes:
         linear = self._linears[name]
         n_out, n_in = self.tensors[name].shape
         scales = self._part(f"{linear}.scales", "<f2")
@@ -158,7 +162,7 @@ class GptqCheckpoint:
             return self._folder.read(name, out)
         if out is None:
             out = np.empty(self.tensors[name].shape, np.float32)
-        dequantise(KIND, self.stored(name).reshape(-1), out.reshape(-1))
+        dequantise(KIND, self._blocks(name).reshape(-1), out.reshape(-1))
         return out
 
     @property

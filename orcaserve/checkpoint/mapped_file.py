@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,11 +41,12 @@ class MappedFile:
         self._forget(info)
         return out
 
-    def stored(self, info: TensorInfo) -> NDArray[np.uint8]:
-        """A copy of the tensor's bytes as they are stored, one row of its shape per row."""
-        copy = np.frombuffer(self.data, np.uint8)[info.offset : info.offset + info.n_bytes].copy()
+    def stored(self, info: TensorInfo, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
+        """A copy of the tensor's bytes as they are stored, one row of its shape per row: of all, or of `rows` alone."""
+        whole = self.mapped(info).reshape(info.shape[0], -1)
+        copy = whole.copy() if rows is None else np.concatenate([whole[run.start : run.stop] for run in rows])
         self._forget(info)
-        return copy.reshape(info.shape[0], -1)
+        return copy
 
     def mapped(self, info: TensorInfo) -> NDArray[np.uint8]:
         """The tensor's bytes as they lie in the file, read-only and not copied."""

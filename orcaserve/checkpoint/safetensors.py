@@ -8,7 +8,7 @@ Everything the header claims is compared with the file's size before it is used;
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +74,9 @@ class SafetensorsFile:
         """The tensor as float32, into `out` (contiguous, same shape) if given. KeyError if `tensors` lacks it."""
         return self._file.read(self.tensors[name], out)
 
-    def stored(self, name: str) -> NDArray[np.uint8]:
-        """A copy of the tensor's bytes [rows, bytes of a row], for `dequantise`. KeyError if `tensors` lacks it."""
-        return self._file.stored(self.tensors[name])
+    def stored(self, name: str, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
+        """A copy of the bytes [rows, bytes of a row] of all rows, or of `rows`. KeyError if `tensors` lacks it."""
+        return self._file.stored(self.tensors[name], rows)
 
     def mapped(self, name: str) -> NDArray[np.uint8]:
         """Its bytes, in one dimension, read-only and not copied: the file must stay open. KeyError as above."""

@@ -19,9 +19,10 @@ from orcaserve.checkpoint.checkpoint import Checkpoint, eos_ids, open_checkpoint
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.families import Names, family_of
 from orcaserve.model.families.settings import Settings
-from orcaserve.model.parameter import Parameter
+from orcaserve.model.parameter import Cut, Floats, Parameter
+from orcaserve.model.part import Part
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
-from orcaserve.model.weights import Layer, MatrixT, NormT, TableT, Weights, WeightsBuilder
+from orcaserve.model.weights import Layer, MatrixT, NormT, PartWeights, TableT, Weights, WeightsBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,18 @@ class ModelFiles:
 
     def load(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> Weights[MatrixT, NormT, TableT]:
         """Read all weights. Raises CheckpointError, or UnsupportedModel for kinds of numbers that are not known."""
-        return _Loader(self._checkpoint, self.spec, self._names).load(builder)
+        loaded = self.load_part(builder, Part.whole(self.spec))
+        assert loaded.embedding is not None and loaded.norm is not None and loaded.head is not None
+        return Weights(loaded.embedding, loaded.positions, loaded.layers, loaded.norm, loaded.head)
+
+    def load_part(
+        self, builder: WeightsBuilder[MatrixT, NormT, TableT], part: Part
+    ) -> PartWeights[MatrixT, NormT, TableT]:
+        """Read the weights of a part alone. The others must be there and of the right sizes all the same.
+
+        Raises as `load`, and UnsupportedModel if a block of a quantised matrix would be cut through.
+        """
+        return _Loader(self._checkpoint, part, self._names).load(builder)
 
     def close(self) -> None:
         self._checkpoint.close()
@@ -74,11 +86,21 @@ def _describe(checkpoint: Checkpoint) -> tuple[ModelSpec, Names]:
     return replace(spec, eos_ids=ids), names
 
 
+class _Nothing:
+    """A WeightsBuilder for what other workers have: it asks for no numbers."""
+
+    def norm(self, weight: Floats, bias: Floats | None) -> None: ...
+    def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> None: ...
+    def table(self, rows: Parameter) -> None: ...
+    def tied(self, table: Parameter) -> tuple[None, None]:
+        return None, None
+
+
 class _Loader:
     """Takes tensors out of a checkpoint, each once."""
 
-    def __init__(self, checkpoint: Checkpoint, spec: ModelSpec, names: Names) -> None:
-        self._checkpoint, self._spec, self._names = checkpoint, spec, names
+    def __init__(self, checkpoint: Checkpoint, part: Part, names: Names) -> None:
+        self._checkpoint, self._part, self._spec, self._names = checkpoint, part, part.spec, names
         self._stored: dict[str, str] = {}  # name without prefix -> name in the file; shrinks as tensors are taken
         for name in checkpoint.tensors:
             plain = name.removeprefix(names.prefix)
@@ -86,14 +108,23 @@ class _Loader:
                 raise CheckpointError(f"tensors {self._stored[plain]} and {name} are the same parameter")
             self._stored[plain] = name
 
-    def load(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> Weights[MatrixT, NormT, TableT]:
-        spec, names = self._spec, self._names
+    def load(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> PartWeights[MatrixT, NormT, TableT]:
+        spec, names, part = self._spec, self._names, self._part
         embedding, head = self._ends(builder)
-        weights = Weights(
+        positions = self._table(names.positions, spec.context_length) if names.positions else None
+        layers = []
+        for i in range(spec.n_layers):
+            start = names.layer.format(i=i)
+            if i in part.layers:
+                layers.append(self._layer(builder, start))
+            else:
+                self._layer(_Nothing(), start)
+        norm = self._norm(builder, names.norm)
+        weights = PartWeights(
             embedding=embedding,
-            positions=builder.table(self._table(names.positions, spec.context_length)) if names.positions else None,
-            layers=[self._layer(builder, names.layer.format(i=i)) for i in range(spec.n_layers)],
-            norm=self._norm(builder, names.norm),
+            positions=builder.table(positions) if positions and part.first else None,
+            layers=layers,
+            norm=norm if part.last else None,
             head=head,
         )
         left = [name for plain, name in self._stored.items() if not self._is_ignored(plain)]
@@ -105,24 +136,40 @@ class _Loader:
         return any(re.fullmatch(pattern, plain) for pattern in self._names.ignored)
 
     def _layer(self, builder: WeightsBuilder[MatrixT, NormT, TableT], start: str) -> Layer[MatrixT, NormT]:
-        spec, names = self._spec, self._names
+        spec, names, part = self._spec, self._names, self._part
+        dim = spec.head_dim
+        q = range(part.heads.start * dim, part.heads.stop * dim)
+        kv = range(part.kv_heads.start * dim, part.kv_heads.stop * dim)
+        everything = range(spec.hidden_size)
 
-        def matrix(parts: Sequence[str], sizes: Sequence[int], width: int, bias: bool, turned: Sequence[int] = (),
-                   gated: bool = False) -> MatrixT:  # fmt: skip
-            taken = self._parts([f"{start}{part}.weight" for part in parts], sizes, width, turned)
-            biases = self._parts([f"{start}{part}.bias" for part in parts], sizes, None, turned) if bias else []
-            return builder.matrix(taken, [part.floats() for part in biases] if bias else None, gated)
+        def matrix(
+            parts: Sequence[str],
+            sizes: Sequence[int],
+            own: Sequence[range],
+            width: int,
+            bias: bool,
+            inputs: range | None = None,
+            turned: Sequence[int] = (),
+            gated: bool = False,
+        ) -> MatrixT:
+            """own: this shard's outputs of each part; inputs: its inputs, None = all of them."""
+            taken = self._parts([f"{start}{name}.weight" for name in parts], sizes, own, width, inputs, turned)
+            names = [f"{start}{name}.bias" for name in parts] if bias else []
+            biases = [b.floats() for b in self._parts(names, sizes, own, None, None, turned)] if bias else []
+            added = bias and (inputs is None or part.shard == 0)  # once, where sums over shards are added up
+            return builder.matrix(taken, biases if added else None, gated)
 
         attention_norm = self._norm(builder, start + names.attention_norm)
-        heads = (spec.n_heads, spec.n_kv_heads)
-        qkv = matrix(
-            names.qkv, (spec.q_size, spec.kv_size, spec.kv_size), spec.hidden_size, spec.qkv_bias, turned=heads
-        )
-        out = matrix((names.out,), (spec.hidden_size,), spec.q_size, spec.out_bias)
+        heads = (len(part.heads), len(part.kv_heads))
+        qkv = matrix(names.qkv, (spec.q_size, spec.kv_size, spec.kv_size), (q, kv, kv), spec.hidden_size, spec.qkv_bias,
+                     turned=heads)  # fmt: skip
+        out = matrix((names.out,), (spec.hidden_size,), (everything,), spec.q_size, spec.out_bias, inputs=q)
         mlp_norm = self._norm(builder, start + names.mlp_norm)
-        wide = (spec.intermediate_size,) * (2 if spec.gated else 1)
-        up = matrix(names.up, wide, spec.hidden_size, spec.mlp_bias, gated=spec.gated)
-        down = matrix((names.down,), (spec.hidden_size,), spec.intermediate_size, spec.mlp_bias)
+        n_wide = 2 if spec.gated else 1
+        up = matrix(names.up, (spec.intermediate_size,) * n_wide, (part.columns,) * n_wide, spec.hidden_size,
+                    spec.mlp_bias, gated=spec.gated)  # fmt: skip
+        down = matrix((names.down,), (spec.hidden_size,), (everything,), spec.intermediate_size, spec.mlp_bias,
+                      inputs=part.columns)  # fmt: skip
         return Layer(attention_norm, qkv, out, mlp_norm, up, down)
 
     def _norm(self, builder: WeightsBuilder[MatrixT, NormT, TableT], name: str) -> NormT:
@@ -134,36 +181,60 @@ class _Loader:
         """[rows, hidden], looked up by row; stored so in every family."""
         return self._take(name + ".weight", (rows, self._spec.hidden_size))
 
-    def _ends(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> tuple[TableT, MatrixT]:
-        """Embedding and output head: two tables, or one that is both."""
-        spec, names = self._spec, self._names
+    def _ends(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> tuple[TableT | None, MatrixT | None]:
+        """Embedding and output head: two tables, or one that is both. Of a part, those that it has."""
+        spec, names, part = self._spec, self._names, self._part
         table = self._table(names.embedding, spec.vocab_size)
-        if not spec.tied:
-            return builder.table(table), builder.matrix([self._table(names.head, spec.vocab_size)], None)
-        if f"{names.head}.weight" in self._stored:
+        if spec.tied:
+            if f"{names.head}.weight" in self._stored:
+                head = self._table(names.head, spec.vocab_size)
+                if not np.array_equal(head.floats(), table.floats()):
+                    logger.warning("%s.weight differs from the embedding it is tied to, and is ignored", names.head)
+            if part.is_whole:
+                return builder.tied(table)
+            head = table
+        else:
             head = self._table(names.head, spec.vocab_size)
-            if not np.array_equal(head.floats(), table.floats()):
-                logger.warning("%s.weight differs from the embedding it is tied to, and is ignored", names.head)
-        return builder.tied(table)
+        if part.n_shards > 1:
+            head = head.cut(Cut((part.vocabulary,)))
+        return builder.table(table) if part.first else None, builder.matrix([head], None) if part.last else None
 
     def _parts(
-        self, names: Sequence[str], sizes: Sequence[int], width: int | None, turned: Sequence[int]
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        own: Sequence[range],
+        width: int | None,
+        inputs: range | None,
+        turned: Sequence[int],
     ) -> list[Parameter]:
         """The parts of a stacked matrix (bias: width None), or one tensor that is all of them.
 
+        own: what this shard has of each part's outputs; inputs: of the inputs, None = all of them.
         turned: numbers of heads of the leading parts that rotary positions turn.
         """
         transposed = self._names.transposed and width is not None
+        runs: list[tuple[range, ...]] = [(run,) for run in own]
         if len(names) == 1:
+            starts = np.cumsum([0, *sizes])
+            runs = [tuple(range(run.start + int(s), run.stop + int(s)) for run, s in zip(own, starts, strict=False))]
             sizes = (sum(sizes),)
         interleaved = [*turned, *(0 for _ in sizes)] if self._names.interleaved else [0] * len(sizes)
         parts = []
-        for name, size, n_turned in zip(names, sizes, interleaved, strict=False):
+        for name, size, rows, n_turned in zip(names, sizes, runs, interleaved, strict=False):
             shape = (size,) if width is None else (width, size) if transposed else (size, width)
-            parts.append(self._take(name, shape, transposed, n_turned))
+            cut = Cut(rows, inputs) if self._part.n_shards > 1 else None
+            parts.append(self._take(name, shape, transposed, n_turned, cut))
         return parts
 
-    def _take(self, name: str, shape: tuple[int, ...], transposed: bool = False, n_turned: int = 0) -> Parameter:
+    def _take(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        transposed: bool = False,
+        n_turned: int = 0,
+        cut: Cut | None = None,
+    ) -> Parameter:
         """A parameter that has not been taken yet. shape: as stored. Raises CheckpointError."""
         stored = self._stored.pop(name, None)
         if stored is None:
@@ -171,4 +242,4 @@ class _Loader:
         actual = self._checkpoint.tensors[stored].shape
         if actual != shape:
             raise CheckpointError(f"tensor {stored} has sizes {list(actual)}, the config asks for {list(shape)}")
-        return Parameter(self._checkpoint, stored, transposed, n_turned)
+        return Parameter(self._checkpoint, stored, transposed, n_turned, cut)

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orcaserve.checkpoint.checkpoint import Checkpoint
-from orcaserve.checkpoint.dequantise import BLOCK_NUMBERS, columns, is_finite
-from orcaserve.core.errors import CheckpointError
+from orcaserve.checkpoint.dequantise import BLOCK_NUMBERS, block_numbers, columns, dequantise, is_finite
+from orcaserve.core.errors import CheckpointError, UnsupportedModel
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The share of a tensor [rows, width] or [rows] that is wanted: runs of its rows, and a run of its width or all."""
+
+    rows: tuple[range, ...]
+    columns: range | None = None
+
+
 class Parameter:
-    """One tensor [rows, width] or [rows] whose sizes are right.
+    """One tensor [rows, width] or [rows] whose sizes are right, or a cut of it.
 
     kind: how its numbers are stored, a name such as F32 or Q4_1. transposed: the file has [width, rows].
     n_turned: number of heads whose rows the file stores as pairs (i, i + half) side by side, 0 for none; here they lie
     as the skeleton wants them, first halves before second halves.
     """
 
-    def __init__(self, checkpoint: Checkpoint, name: str, transposed: bool = False, n_turned: int = 0) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, name: str, transposed: bool = False, n_turned: int = 0, cut: Cut | None = None
+    ) -> None:
         info = checkpoint.tensors[name]
         self.name = name
         self.kind = info.kind
@@ -31,27 +42,68 @@ class Parameter:
         self.transposed = transposed
         self._checkpoint = checkpoint
         self._n_turned = n_turned
+        self._cut = cut
+        self._stored_shape = info.shape
+        if cut is not None:
+            width = self.shape[1:] if cut.columns is None else (len(cut.columns),)
+            self.shape = (sum(map(len, cut.rows)), *width)
+
+    def cut(self, cut: Cut) -> Parameter:
+        """A cut of a parameter that is none yet."""
+        assert self._cut is None
+        return Parameter(self._checkpoint, self.name, self.transposed, self._n_turned, cut)
 
     def floats(self) -> Floats:
-        """Its numbers, contiguous. Raises CheckpointError if one is not finite."""
+        """Its numbers, contiguous. Raises CheckpointError if one is not finite, UnsupportedModel as `stored` does."""
         # The sum is one quick pass; it may overflow where no number is infinite, so it only arouses suspicion.
         with np.errstate(all="ignore"):
-            numbers = self._checkpoint.read(self.name)
+            numbers = self._read()
             suspicious = not np.isfinite(numbers.sum())
         if suspicious and not np.isfinite(numbers).all():
             raise self._not_finite()
         return self._in_order(np.ascontiguousarray(numbers.T) if self.transposed else numbers)
 
     def stored(self) -> Bytes:
-        """Its rows as they are stored [rows, bytes of a row]: F32, BF16, kinds made of blocks. Errors as above."""
+        """Its rows as they are stored [rows, bytes of a row]: F32, BF16, kinds made of blocks.
+
+        Raises CheckpointError if a number is not finite, UnsupportedModel if the cut goes through a block.
+        """
         assert not self.transposed
-        stored = self._checkpoint.stored(self.name)
+        stored = self._stored()
         if not is_finite(self.kind, stored):
             raise self._not_finite()
         return self._in_order(stored)
 
+    def _read(self) -> Floats:
+        """As stored, [rows, width] or, if transposed, [width, rows]."""
+        if self._cut is None:
+            return self._checkpoint.read(self.name)
+        numbers = np.empty(self.shape[::-1] if self.transposed else self.shape, np.float32)
+        dequantise(self.kind, np.ascontiguousarray(self._stored()).reshape(-1), numbers.reshape(-1))
+        return numbers
+
+    def _stored(self) -> Bytes:
+        """Bytes of the stored rows that are wanted, and of those the wanted ones."""
+        if self._cut is None:
+            return self._checkpoint.stored(self.name)
+        rows, columns = self._cut.rows, None if self._cut.columns is None else (self._cut.columns,)
+        if self.transposed:
+            rows, columns = columns or (range(self._stored_shape[0]),), rows
+        stored = self._checkpoint.stored(self.name, rows)
+        if columns is None:
+            return stored
+        block = block_numbers(self.kind)
+        if any(run.start % block or run.stop % block for run in columns):
+            raise UnsupportedModel(
+                f"tensor {self.name} of kind {self.kind} cannot be cut: its blocks hold {block} numbers"
+            )
+        block_bytes = stored.shape[1] * block // self._stored_shape[1]
+        parts = [stored[:, run.start // block * block_bytes : run.stop // block * block_bytes] for run in columns]
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
+
     def columns(self, inputs: Sequence[int]) -> Floats:
-        """Its numbers [rows, inputs] of these columns."""
+        """Its numbers [rows, inputs] of these columns. Not of a cut."""
+        assert self._cut is None
         if self.kind not in BLOCK_NUMBERS or self.transposed:
             return np.ascontiguousarray(self.floats()[:, list(inputs)])
         return self._in_order(columns(self.kind, self._checkpoint.stored(self.name), inputs))

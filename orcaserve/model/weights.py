@@ -40,6 +40,17 @@ class Weights(Generic[MatrixT, NormT, TableT]):
     head: MatrixT
 
 
+@dataclass(frozen=True, slots=True)
+class PartWeights(Generic[MatrixT, NormT, TableT]):
+    """The weights of a `Part`: embedding and positions belong to the first layers, norm and head to the last ones."""
+
+    embedding: TableT | None
+    positions: TableT | None
+    layers: Sequence[Layer[MatrixT, NormT]]
+    norm: NormT | None
+    head: MatrixT | None
+
+
 class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):
     """Makes pieces, one at a time: a parameter is read when the builder asks for it, and may be let go afterwards."""
 

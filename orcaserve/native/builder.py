@@ -8,7 +8,7 @@ from enum import IntEnum
 import numpy as np
 
 from orcaserve.model.parameter import Bytes, Floats, Parameter
-from orcaserve.model.weights import Weights
+from orcaserve.model.weights import PartWeights, Weights
 from orcaserve.native import _kernels
 from orcaserve.native.packing import Format, PackedMatrix, pack, pack_int4_blocks
 from orcaserve.native.precision import INT4_KINDS, Precision
@@ -37,6 +37,7 @@ def row_bytes(format: RowFormat, width: int) -> int:
 Norm = tuple[Floats, Floats | None]
 Table = tuple[RowFormat, Bytes]
 NativeWeights = Weights[PackedMatrix, Norm, Table]
+NativePartWeights = PartWeights[PackedMatrix, Norm, Table]
 
 
 class NativeBuilder:

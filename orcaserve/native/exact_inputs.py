@@ -18,9 +18,10 @@ from orcaserve.core import SamplingParams
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.parameter import Floats, Parameter
+from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec
 from orcaserve.native import _kernels
-from orcaserve.native.builder import NativeBuilder, NativeWeights, Norm, Table
+from orcaserve.native.builder import NativeBuilder, NativePartWeights, NativeWeights, Norm, Table
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion
 from orcaserve.native.model import NativeModel
 from orcaserve.native.packing import ExactInputs, Format, PackedMatrix
@@ -39,6 +40,11 @@ def build_weights(files: ModelFiles, precision: Precision, team: _kernels.Team) 
     weights = files.load(built)
     choice = choose_exact_inputs(files.spec, weights, built, team)
     return files.load(ExactInputsBuilder(built, choice)) if choice else weights
+
+
+def build_part(files: ModelFiles, precision: Precision, team: _kernels.Team, part: Part) -> NativePartWeights:
+    """The weights of a part. No input of its int8 matrices is exact: which ones matter only a whole model can show."""
+    return files.load_part(NativeBuilder(precision, team), part)
 
 
 class ExactInputsBuilder:

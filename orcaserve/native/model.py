@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
+from orcaserve.model.part import Part
 from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
 from orcaserve.native import _kernels
-from orcaserve.native.builder import NativeWeights, Table, row_bytes
+from orcaserve.native.builder import NativePartWeights, NativeWeights, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
+
+AllReduce = Callable[[Floats], None]
 
 _NORMS = {"rms": 0, "layer": 1}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -41,25 +47,39 @@ class Shape:
 class NativeModel:
     """A loaded model. Results of a request are the same to the bit, whatever runs beside it. Not thread-safe."""
 
-    def __init__(self, spec: ModelSpec, weights: NativeWeights, team: _kernels.Team) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        weights: NativeWeights | NativePartWeights,
+        team: _kernels.Team,
+        part: Part | None = None,
+        all_reduce: AllReduce | None = None,
+    ) -> None:
         """The team's threads run every iteration.
 
+        part: what of the model `weights` are, None = all of it. all_reduce: with more than one shard, sums an array
+        [floats] in place over the shards; called twice per layer, on the thread that called `forward`.
         Raises CheckpointError if the rope options make no sense, ValueError if weights do not have the spec's sizes.
         """
-        _check_table(weights.embedding, spec.vocab_size, spec.hidden_size)
+        self.part = part = part or Part.whole(spec)
+        if (part.n_shards > 1) != (all_reduce is not None):
+            raise ValueError(f"{part.n_shards} shards, and {'no' if all_reduce is None else 'an'} all_reduce")
+        if weights.embedding is not None:
+            _check_table(weights.embedding, spec.vocab_size, spec.hidden_size)
         if weights.positions is not None:
             _check_table(weights.positions, spec.context_length, spec.hidden_size)
         self.spec = spec
         self.weights = weights
         self._team = team
+        self._all_reduce = None if all_reduce is None else _on_addresses(all_reduce)
         self._rope = Rope(spec.rope) if spec.rope else None
         shape = Shape(
             hidden=spec.hidden_size,
-            n_heads=spec.n_heads,
-            n_kv_heads=spec.n_kv_heads,
+            n_heads=len(part.heads),
+            n_kv_heads=len(part.kv_heads),
             head_dim=spec.head_dim,
-            intermediate=spec.intermediate_size,
-            vocab=spec.vocab_size,
+            intermediate=len(part.columns),
+            vocab=len(part.vocabulary),
             norm=_NORMS[spec.norm],
             norm_eps=spec.norm_eps,
             activation=_ACTIVATIONS[ACTIVATIONS[spec.activation]],
@@ -73,37 +93,50 @@ class NativeModel:
             for layer in weights.layers
         ]
         self._native = _kernels.Model(
-            shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, spec.tied
+            shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, spec.tied and part.is_whole
         )
-        self._logits = np.empty((0, spec.vocab_size), np.float32)
+        self._logits = np.empty((0, shape.vocab), np.float32)
 
     def observe(self, token_ids: Int32s, layout: Layout, kv: KVRegion) -> list[NDArray[np.float64]]:
-        """Runs the batch; the sums of squares of the inputs of each layer's qkv, out, up, down, and of the head."""
+        """Runs the batch; the sums of squares of the inputs of each layer's qkv, out, up, down, and of the head.
+
+        Of a whole model.
+        """
+        assert self.weights.head is not None
         matrices = [m for layer in self.weights.layers for m in (layer.qkv, layer.out, layer.up, layer.down)]
         sums = [np.zeros(matrix.n_in) for matrix in (*matrices, self.weights.head)]
         rows = np.arange(layout.n_tokens, dtype=np.int32)
         self.forward(token_ids, layout, kv, rows, sums)
-        self._logits = np.empty((0, self.spec.vocab_size), np.float32)  # logits of all rows are large
+        self._logits = np.empty((0, self._logits.shape[1]), np.float32)  # logits of all rows are large
         return sums
 
     def forward(
         self,
-        token_ids: Int32s,
+        inputs: Int32s | Floats,
         layout: Layout,
         kv: KVRegion,
         rows: Int32s | None = None,
         observed: list[NDArray[np.float64]] | None = None,
     ) -> Floats:
-        """token_ids [N], laid out as `layout` says -> logits [R, vocabulary], valid until the next call.
+        """Token ids [N], laid out as `layout` says -> logits [R, vocabulary], valid until the next call.
+
+        A part without the first layers takes hidden states [N, hidden] in the place of ids, and writes over them. A
+        part without the last ones gives hidden states; one of several shards, the logits of its own vocabulary.
 
         rows: of the flat batch, those whose logits are wanted; None = the last one of every request. The K/V of all N
         tokens is in `kv` afterwards. observed: where `observe` adds up. Raises ValueError if anything would reach
-        outside of its memory.
+        outside of its memory, and what `all_reduce` raises.
         """
-        rows = layout.last_rows if rows is None else rows
-        if len(rows) > len(self._logits):
-            self._logits = np.empty((len(rows), self.spec.vocab_size), np.float32)
-        logits = self._logits[: len(rows)]
+        ids = cast(Int32s, inputs) if self.part.first else None
+        hidden = None if self.part.first else cast(Floats, inputs)
+        if hidden is None and not self.part.last:
+            hidden = np.empty((layout.n_tokens, self.spec.hidden_size), np.float32)
+        logits = None
+        if self.part.last:
+            rows = layout.last_rows if rows is None else rows
+            if len(rows) > len(self._logits):
+                self._logits = np.empty((len(rows), self._logits.shape[1]), np.float32)
+            logits = self._logits[: len(rows)]
         frequencies, choice = self._rope.frequencies(layout) if self._rope else (None, None)
         self._native.run(
             self._team,
@@ -111,16 +144,27 @@ class NativeModel:
             layout.starts,
             layout.contexts,
             layout.page_tables,
-            token_ids,
-            None,
-            rows,
+            ids,
+            hidden,
+            rows if self.part.last else None,
             logits,
             frequencies,
             choice,
-            None,
+            self._all_reduce,
             observed,
         )
-        return logits
+        result = hidden if logits is None else logits
+        assert result is not None
+        return result
+
+
+def _on_addresses(all_reduce: AllReduce) -> Callable[[int, int], None]:
+    """What the kernels call, with the address and the number of the floats."""
+
+    def call(address: int, n: int) -> None:
+        all_reduce(np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (n,)))
+
+    return call
 
 
 def _check_table(table: Table, n_rows: int, width: int) -> None:

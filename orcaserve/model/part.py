@@ -1,0 +1,93 @@
+"""Part: what one worker has of a model: a run of its layers, and of each of them a shard.
+
+A shard has some K/V heads with the query heads that share them, some columns of the MLP and some of the vocabulary, as
+even as they come out. Its Linears `out` and `down` give sums over its own inputs alone: they are added up over the
+shards, after which every shard has the same hidden states.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orcaserve.core.errors import ConfigError
+from orcaserve.model.spec import ModelSpec
+
+COLUMN_UNIT = 64  # of the MLP: no block of a quantised matrix, and no run that is turned as one, is cut through
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Layers `layers` of the model `spec`, shard `shard` of `n_shards`.
+
+    Raises ConfigError if the model cannot be cut so.
+    """
+
+    spec: ModelSpec
+    layers: range
+    shard: int = 0
+    n_shards: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.layers.start < self.layers.stop <= self.spec.n_layers or self.layers.step != 1:
+            raise ConfigError("layers", f"{self.layers} is no run of the model's {self.spec.n_layers} layers")
+        if not 0 <= self.shard < self.n_shards:
+            raise ConfigError("shard", f"{self.shard} is none of {self.n_shards}")
+        most = min(self.spec.n_kv_heads, -(-self.spec.intermediate_size // COLUMN_UNIT))
+        if self.n_shards > most:
+            raise ConfigError(
+                "tensor_parallel_size",
+                f"must be at most {most}: the model has {self.spec.n_kv_heads} key/value heads and "
+                f"{self.spec.intermediate_size} columns in its MLP",
+            )
+
+    @classmethod
+    def whole(cls, spec: ModelSpec) -> Part:
+        return cls(spec, range(spec.n_layers))
+
+    @property
+    def first(self) -> bool:
+        return self.layers.start == 0
+
+    @property
+    def last(self) -> bool:
+        return self.layers.stop == self.spec.n_layers
+
+    @property
+    def is_whole(self) -> bool:
+        return self.first and self.last and self.n_shards == 1
+
+    @property
+    def kv_heads(self) -> range:
+        return share(self.spec.n_kv_heads, self.shard, self.n_shards)
+
+    @property
+    def heads(self) -> range:
+        group = self.spec.n_heads // self.spec.n_kv_heads
+        return range(self.kv_heads.start * group, self.kv_heads.stop * group)
+
+    @property
+    def columns(self) -> range:
+        """Of the MLP."""
+        return share(self.spec.intermediate_size, self.shard, self.n_shards, COLUMN_UNIT)
+
+    @property
+    def vocabulary(self) -> range:
+        """Of the head. The embedding is whole in every shard of the first layers."""
+        return share(self.spec.vocab_size, self.shard, self.n_shards)
+
+    @property
+    def own_spec(self) -> ModelSpec:
+        """The sizes of this part alone; the vocabulary's is the whole model's."""
+        return replace(
+            self.spec,
+            n_layers=len(self.layers),
+            n_heads=len(self.heads),
+            n_kv_heads=len(self.kv_heads),
+            intermediate_size=len(self.columns),
+        )
+
+
+def share(n: int, part: int, n_parts: int, unit: int = 1) -> range:
+    """Part `part` of 0 .. n - 1 in n_parts runs of whole units; a last, broken unit counts as one."""
+    n_units = -(-n // unit)
+    return range(min(n, n_units * part // n_parts * unit), min(n, n_units * (part + 1) // n_parts * unit))

@@ -1,0 +1,242 @@
+"""Parts of a model, one after the other and side by side, are the model."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orcaserve.core.errors import ConfigError, UnsupportedModel
+from orcaserve.model.kv_manager import KVManager
+from orcaserve.model.loader import ModelFiles
+from orcaserve.model.parameter import Floats
+from orcaserve.model.part import Part, share
+from orcaserve.native._kernels import Team
+from orcaserve.native.exact_inputs import build_part, build_weights
+from orcaserve.native.kv_region import KVRegion
+from orcaserve.native.model import NativeModel
+from orcaserve.native.precision import choose_precision
+
+BATCHES: list[list[tuple[int, list[int]]]] = [
+    [(0, list(range(1, 40))), (1, [7, 8, 9])],
+    [(0, [5]), (1, [6, 7]), (2, [100, 101, 102])],
+    [(2, [3]), (0, [4]), (1, [5])],
+]
+
+
+class Shards:
+    """Sums an array over threads, in the order of the shards."""
+
+    def __init__(self, n: int) -> None:
+        self._barrier, self._arrays = threading.Barrier(n), [np.empty(0, np.float32)] * n
+
+    def all_reduce(self, shard: int, x: Floats) -> None:
+        self._arrays[shard] = x
+        self._barrier.wait(20)
+        total = self._arrays[0].copy()
+        for other in self._arrays[1:]:
+            total += other
+        self._barrier.wait(20)
+        x[:] = total
+
+
+class Partitioned:
+    """Stages of shards in one process, every shard with a thread of its own."""
+
+    def __init__(
+        self, path: Path, splits: Sequence[int], n_shards: int, quantization: str = "none", kv: str = "auto"
+    ) -> None:
+        with ModelFiles(path) as files:
+            spec = files.spec
+            precision = choose_precision("float32", quantization, files.matrix_kinds)
+            edges = [0, *splits, spec.n_layers]
+            self._pages = KVManager(512, 16)
+            self._stages = []
+            for begin, end in pairwise(edges):
+                sums, stage = Shards(n_shards), []
+                for shard in range(n_shards):
+                    part, team = Part(spec, range(begin, end), shard, n_shards), Team(1)
+                    reduce = None if n_shards == 1 else lambda x, sums=sums, shard=shard: sums.all_reduce(shard, x)
+                    model = NativeModel(spec, build_part(files, precision, team, part), team, part, reduce)
+                    stage.append((model, KVRegion(part.own_spec, self._pages.n_pages, 16, precision.kv)))
+                self._stages.append(stage)
+
+    def step(self, batch: list[tuple[int, list[int]]]) -> Floats:
+        layout = self._pages.lay_out([(request, len(tokens)) for request, tokens in batch])
+        x: Any = np.array([t for _, tokens in batch for t in tokens], np.int32)
+        for stage in self._stages:
+            results: list[Any] = [None] * len(stage)
+
+            def work(shard: int, stage: Any = stage, results: Any = results, x: Any = x) -> None:
+                model, kv = stage[shard]
+                results[shard] = model.forward(x.copy(), layout, kv).copy()
+
+            threads = [threading.Thread(target=work, args=(shard,)) for shard in range(len(stage))]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert all(result is not None for result in results)
+            if stage is not self._stages[-1]:
+                assert all(np.array_equal(result, results[0]) for result in results)
+            x = results[0]
+        return np.concatenate(results, axis=1)
+
+
+def whole(path: Path, quantization: str = "none") -> list[Floats]:
+    team = Team(2)
+    with ModelFiles(path) as files:
+        precision = choose_precision("float32", quantization, files.matrix_kinds)
+        model = NativeModel(files.spec, build_weights(files, precision, team), team)
+    pages = KVManager(512, 16)
+    region = KVRegion(model.spec, pages.n_pages, 16, precision.kv)
+    return [
+        model.forward(
+            np.array([t for _, tokens in batch for t in tokens], np.int32),
+            pages.lay_out([(request, len(tokens)) for request, tokens in batch]),
+            region,
+        ).copy()
+        for batch in BATCHES
+    ]
+
+
+@pytest.fixture(scope="module")
+def llama(tiny_llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("llama")
+    tiny_llama(num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=3, intermediate_size=224,
+               attention_bias=True, mlp_bias=True).save_pretrained(folder)  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def gpt2(tiny_gpt2: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("gpt2")
+    tiny_gpt2().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("splits", [(), (1,), (2, 3), (1, 2, 3)])
+def test_stages_are_the_model_to_the_bit(splits: Sequence[int], llama: Path) -> None:
+    parts = Partitioned(llama, splits, 1)
+    for batch, expected in zip(BATCHES, whole(llama), strict=True):
+        assert np.array_equal(parts.step(batch), expected)
+
+
+@pytest.mark.parametrize("splits", [(), (3,)])
+@pytest.mark.parametrize("n_shards", [2, 3])
+def test_shards_are_the_model(n_shards: int, splits: Sequence[int], llama: Path) -> None:
+    """Sums run in another order: equal but for rounding."""
+    parts = Partitioned(llama, splits, n_shards)
+    for batch, expected in zip(BATCHES, whole(llama), strict=True):
+        actual = parts.step(batch)
+        assert np.allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_stacked_and_transposed_matrices(gpt2: Path) -> None:
+    parts = Partitioned(gpt2, (1,), 2)
+    for batch, expected in zip(BATCHES, whole(gpt2), strict=True):
+        assert np.allclose(parts.step(batch), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_shards_of_integers(quantization: str, llama: Path) -> None:
+    exact = whole(llama)
+    parts = Partitioned(llama, (2,), 3, quantization)
+    for batch, expected, rough in zip(BATCHES, exact, whole(llama, quantization), strict=True):
+        error = np.sqrt(np.square(parts.step(batch) - expected).mean())
+        assert error < 2 * np.sqrt(np.square(rough - expected).mean()) + 1e-3
+
+
+@pytest.mark.parametrize("n_shards", [2, 3])
+def test_the_default_model_in_its_own_blocks(n_shards: int, default_model: Path) -> None:
+    """Its file's blocks are cut at their edges, its queries and keys are turned: the same best tokens."""
+    batch = BATCHES[0]
+    parts = Partitioned(default_model, (10,), n_shards)
+    expected = whole(default_model)[0]
+    actual = parts.step(batch)
+    assert np.allclose(actual, expected, rtol=1e-3, atol=2e-3 * np.abs(expected).max())
+    assert np.array_equal(actual.argmax(1), expected.argmax(1))
+
+
+def test_impossible_parts(llama: Path, tiny_llama: Any, tmp_path: Path) -> None:
+    with ModelFiles(llama) as files:
+        spec = files.spec
+        for layers in (range(0), range(3, 2), range(2, 5), range(-1, 2), range(0, 4, 2)):
+            with pytest.raises(ConfigError, match="layers"):
+                Part(spec, layers)
+        with pytest.raises(ConfigError, match="shard"):
+            Part(spec, range(4), 2, 2)
+        with pytest.raises(ConfigError, match=r"at most 3.*3 key/value heads"):
+            Part(spec, range(4), 0, 4)
+        team = Team(1)
+        part = Part(spec, range(4), 0, 2)
+        weights = build_part(files, choose_precision("float32", "none", {"F32"}), team, part)
+        with pytest.raises(ValueError, match="all_reduce"):
+            NativeModel(spec, weights, team, part)
+        with pytest.raises(ValueError, match="must be"):
+            NativeModel(spec, weights, team, Part(spec, range(4), 1, 2), lambda x: None)
+
+
+def test_an_error_of_the_sum_is_raised(llama: Path) -> None:
+    def fail(x: Floats) -> None:
+        raise RuntimeError("the other shard is gone")
+
+    with ModelFiles(llama) as files:
+        team, part = Team(1), Part(files.spec, range(4), 0, 2)
+        weights = build_part(files, choose_precision("float32", "none", {"F32"}), team, part)
+        model = NativeModel(files.spec, weights, team, part, fail)
+    pages = KVManager(64, 16)
+    region = KVRegion(part.own_spec, pages.n_pages, 16, "float32")
+    with pytest.raises(RuntimeError, match="the other shard is gone"):
+        model.forward(np.array([1, 2], np.int32), pages.lay_out([(0, 2)]), region)
+
+
+def test_blocks_are_not_cut_through(tmp_path: Path) -> None:
+    """Heads of 16 dimensions and blocks of 32 numbers: the columns of `out` cannot be divided by heads."""
+    gguf = pytest.importorskip("gguf")
+    path = tmp_path / "odd.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    rng = np.random.default_rng(0)
+    sizes = {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": 32,
+        "feed_forward_length": 128,
+        "head_count": 2,
+    }
+    for name, value in sizes.items():
+        getattr(writer, f"add_{name}")(value)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{i}" for i in range(64)])
+    shapes = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (32, 32))
+    shapes |= {"ffn_gate": (128, 32), "ffn_up": (128, 32), "ffn_down": (32, 128)}
+    q8 = gguf.GGMLQuantizationType.Q8_0
+    for name, shape in shapes.items():
+        blocks = gguf.quants.quantize(rng.standard_normal(shape).astype(np.float32), q8)
+        writer.add_tensor(f"blk.0.{name}.weight", blocks, raw_dtype=q8)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(32, np.float32))
+    writer.add_tensor("token_embd.weight", rng.standard_normal((64, 32)).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with ModelFiles(path) as files, pytest.raises(UnsupportedModel, match=r"attn_output.*blocks hold 32"):
+        build_part(files, choose_precision("float32", "none", {"Q8_0"}), Team(1), Part(files.spec, range(1), 0, 2))
+
+
+@given(n=st.integers(1, 500), n_parts=st.integers(1, 9), unit=st.sampled_from([1, 3, 64]))
+def test_shares_cover_everything_evenly(n: int, n_parts: int, unit: int) -> None:
+    shares = [share(n, i, n_parts, unit) for i in range(n_parts)]
+    assert [i for run in shares for i in run] == list(range(n))
+    units = [-(-len(run) // unit) for run in shares]
+    assert max(units) - min(units) <= 1
