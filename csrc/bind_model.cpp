@@ -93,9 +93,10 @@ struct BoundModel {
 };
 
 // spec: an object with the sizes of orcaserve.native.model.Shape; layers: tuples (attention norm, qkv, out, MLP norm, up,
-// down); embedding and head: None where another worker has them.
+// down); embedding and head: None where another worker has them; head_table: the head's rows as the checkpoint stores them,
+// if it has them in a table.
 void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::handle positions, const nb::list& layers,
-                nb::handle norm, nb::handle head, bool tied) {
+                nb::handle norm, nb::handle head, nb::handle head_table) {
   new (self) BoundModel();
   Reader read(self->kept);
   orcaserve::Model m{};
@@ -124,7 +125,7 @@ void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::han
   if (m.last) {
     m.norm_out = read.norm(norm, hidden);
     m.head = read.matrix(head);
-    if (tied && m.head.format == orcaserve::Format::kInt8) m.head_rows = m.embedding;
+    if (m.head.format == orcaserve::Format::kInt8) m.head_rows = read.table(head_table);
   }
   self->model.emplace(m, std::move(built));
 }
@@ -264,7 +265,7 @@ void bind_model(nb::module_& m) {
            "key_scales"_a.none(), "value_scales"_a.none());
   nb::class_<BoundModel>(m, "Model")
       .def("__init__", &make_model, "spec"_a, "embedding"_a.none(), "positions"_a.none(), "layers"_a, "norm"_a.none(),
-           "head"_a.none(), "tied"_a = false)
+           "head"_a.none(), "head_table"_a.none() = nb::none())
       .def("run", &run, "team"_a, "kv"_a, "starts"_a.noconvert(), "contexts"_a.noconvert(), "page_tables"_a.noconvert(),
            "token_ids"_a.noconvert().none(), "hidden"_a.noconvert().none(), "logit_rows"_a.noconvert().none(),
            "logits"_a.noconvert().none(), "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(),

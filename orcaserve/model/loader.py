@@ -110,7 +110,7 @@ class _Loader:
 
     def load(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> PartWeights[MatrixT, NormT, TableT]:
         spec, names, part = self._spec, self._names, self._part
-        embedding, head = self._ends(builder)
+        embedding, head, head_table = self._ends(builder)
         positions = self._table(names.positions, spec.context_length) if names.positions else None
         layers = []
         for i in range(spec.n_layers):
@@ -126,6 +126,7 @@ class _Loader:
             layers=layers,
             norm=norm if part.last else None,
             head=head,
+            head_table=head_table,
         )
         left = [name for plain, name in self._stored.items() if not self._is_ignored(plain)]
         if left:
@@ -181,8 +182,10 @@ class _Loader:
         """[rows, hidden], looked up by row; stored so in every family."""
         return self._take(name + ".weight", (rows, self._spec.hidden_size))
 
-    def _ends(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> tuple[TableT | None, MatrixT | None]:
-        """Embedding and output head: two tables, or one that is both. Of a part, those that it has."""
+    def _ends(
+        self, builder: WeightsBuilder[MatrixT, NormT, TableT]
+    ) -> tuple[TableT | None, MatrixT | None, TableT | None]:
+        """Embedding, output head, and the head's table as in PartWeights: two tables, or one that is both."""
         spec, names, part = self._spec, self._names, self._part
         table = self._table(names.embedding, spec.vocab_size)
         if spec.tied:
@@ -191,13 +194,17 @@ class _Loader:
                 if not np.array_equal(head.floats(), table.floats()):
                     logger.warning("%s.weight differs from the embedding it is tied to, and is ignored", names.head)
             if part.is_whole:
-                return builder.tied(table)
+                return *builder.tied(table), None
             head = table
         else:
             head = self._table(names.head, spec.vocab_size)
         if part.n_shards > 1:
             head = head.cut(Cut((part.vocabulary,)))
-        return builder.table(table) if part.first else None, builder.matrix([head], None) if part.last else None
+        return (
+            builder.table(table) if part.first else None,
+            builder.matrix([head], None) if part.last else None,
+            builder.table(head) if spec.tied and part.last and not part.first else None,
+        )
 
     def _parts(
         self,

@@ -42,13 +42,17 @@ class Weights(Generic[MatrixT, NormT, TableT]):
 
 @dataclass(frozen=True, slots=True)
 class PartWeights(Generic[MatrixT, NormT, TableT]):
-    """The weights of a `Part`: embedding and positions belong to the first layers, norm and head to the last ones."""
+    """The weights of a `Part`: embedding and positions belong to the first layers, norm and head to the last ones.
+
+    head_table: the rows of a head that is tied, where the embedding they are rows of belongs to another part.
+    """
 
     embedding: TableT | None
     positions: TableT | None
     layers: Sequence[Layer[MatrixT, NormT]]
     norm: NormT | None
     head: MatrixT | None
+    head_table: TableT | None
 
 
 class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):

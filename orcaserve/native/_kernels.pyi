@@ -43,7 +43,7 @@ class Model:
         layers: list[tuple[Any, ...]],
         norm: tuple[_Floats, _Floats | None] | None,
         head: object | None,
-        tied: bool = False,
+        head_table: tuple[int, _Bytes] | None = None,
     ) -> None: ...
     def run(
         self,

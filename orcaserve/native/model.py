@@ -15,6 +15,7 @@ from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
 from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
+from orcaserve.model.weights import PartWeights
 from orcaserve.native import _kernels
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
@@ -93,7 +94,7 @@ class NativeModel:
             for layer in weights.layers
         ]
         self._native = _kernels.Model(
-            shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, spec.tied and part.is_whole
+            shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, _head_table(part, weights)
         )
         self._logits = np.empty((0, shape.vocab), np.float32)
 
@@ -156,6 +157,17 @@ class NativeModel:
         result = hidden if logits is None else logits
         assert result is not None
         return result
+
+
+def _head_table(part: Part, weights: NativeWeights | NativePartWeights) -> Table | None:
+    """The rows of a tied head as the checkpoint stores them, from which the logits that matter are computed anew."""
+    if not (part.spec.tied and part.last):
+        return None
+    if weights.embedding is None:
+        assert isinstance(weights, PartWeights)
+        return cast(Table, weights.head_table)
+    format, rows = weights.embedding
+    return format, rows[part.vocabulary.start : part.vocabulary.stop]
 
 
 def _on_addresses(all_reduce: AllReduce) -> Callable[[int, int], None]:
