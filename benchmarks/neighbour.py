@@ -32,6 +32,8 @@ def busy_core(core: int) -> Iterator[None]:
     process = subprocess.Popen([sys.executable, "-c", BUSY, str(core)])
     try:
         while cpu_ticks(process.pid) < 10:  # it has started and is at its loop
+            if process.poll() is not None:
+                raise SystemExit("the busy neighbour ended")
             time.sleep(0.01)
         yield
     finally:

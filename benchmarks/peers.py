@@ -100,16 +100,20 @@ def measure(peers: Sequence[str], subjects: Sequence[str], works: Sequence[Work]
 
 
 def contenders(results: Results, subjects: Sequence[str], work: Work) -> list[str]:
-    """Those that may be best at longer work: within two thirds of the best at this one's largest batch."""
-    speed = {}
-    for name in subjects:
-        engine, form = name.split(":")
-        found = [s for s in results.subjects if s.form == form and s.engine.replace(".", "").startswith(engine)]
-        figures = [results.figure(s, work.batch[-1], work.prompt, figure) or 0.0 for s in found for figure in FIGURES]
-        speed[name] = max(figures, default=0.0)
-    best = max(speed.values(), default=0.0)
+    """Those that may be best at longer work: within two thirds of the best in one figure at this one's largest batch."""
+    kept = set()
+    for figure in FIGURES:
+        speed = {}
+        for name in subjects:
+            engine, form = name.split(":")
+            found = [s for s in results.subjects if s.form == form and s.engine.replace(".", "").startswith(engine)]
+            speed[name] = max(
+                (results.figure(s, work.batch[-1], work.prompt, figure) or 0.0 for s in found), default=0.0
+            )
+        best = max(speed.values(), default=0.0)
+        kept |= {name for name in subjects if speed[name] >= best * 2 / 3}
     # vLLM has no goal at longer work, which exceeds the context it is measured with.
-    return [name for name in subjects if speed[name] >= best * 2 / 3 and not name.startswith("vllm")]
+    return [name for name in subjects if name in kept and not name.startswith("vllm")]
 
 
 def measure_ours(results: Results, work: Work, forms: Iterable[str], model: str | None) -> None:
@@ -149,8 +153,7 @@ def shares(results: Results, model: Path, home: Path | None, prompt: int) -> lis
         elif home is None:
             continue
         else:
-            kept = "bf16" if subject.form == "bfloat16" else f"{subject.form}.gguf"
-            n_bytes = stored_bytes(home / "models" / kept)
+            n_bytes = stored_bytes(kept_at(home, subject.form))
         decode = {
             batch: value
             for its, batch, length in results.rows
@@ -159,6 +162,11 @@ def shares(results: Results, model: Path, home: Path | None, prompt: int) -> lis
         }  # fmt: skip
         found.append(Share(subject, n_bytes, operations_per_token(spec), decode))
     return found
+
+
+def kept_at(home: Path, form: str) -> Path:
+    """Where the peers keep the model in this form."""
+    return home / "models" / ("bf16" if form == "bfloat16" else f"{form}.gguf")
 
 
 def share_table(found: Sequence[Share], limits: Limits) -> str:
@@ -185,13 +193,18 @@ def main() -> int:
     parser.add_argument("--subjects", nargs="+", default=["openvino:Q4_0", "openvino:Q8_0", "llamacpp:Q4_0",
                                                           "llamacpp:Q8_0", "vllm:bfloat16"])  # fmt: skip
     parser.add_argument("--model")
+    parser.add_argument("--short", action="store_true",
+                        help="leave out batch 128 and context 1,024, which take most of the time")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="tiny work, to see whether everything runs")
     parser.add_argument("--out")
     add_line_argument(parser)
     args = parser.parse_args()
     if args.peers and not args.home:
         parser.error("--peers needs --home")
-    works = QUICK if args.quick else (SHORT, WIDE, PROMPT, LONG)
+    for form in (name.split(":")[1] for name in args.subjects) if args.peers else ():
+        if not kept_at(args.home, form).exists():
+            parser.error(f"{kept_at(args.home, form)} is missing: make the peers' models first")
+    works = QUICK if args.quick else (SHORT, PROMPT) if args.short else (SHORT, WIDE, PROMPT, LONG)
     path = locate_model(args.model)
     sizes = sorted({matrix_bytes_per_token(path, form) for form in OURS})
 

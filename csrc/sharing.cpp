@@ -13,6 +13,7 @@ void Sharing::report(int64_t worked_ns, int64_t waited_ns) {
   // All wait for the one, so `waited` of `worked` is lost; without the member it is its share of the work.
   if (working_ > 1 && waited_ns > worked_ns / working_) {
     --working_;
+    quiet_ns_ = 0;
     left_ns_ = pause_ns_;
     // Every trial costs those who wait for the result, so the next one comes later.
     pause_ns_ = 2 * pause_ns_ < kLongestPauseNs ? 2 * pause_ns_ : kLongestPauseNs;
@@ -23,7 +24,8 @@ void Sharing::report(int64_t worked_ns, int64_t waited_ns) {
   } else if (working_ < n_members_) {
     ++working_;
   } else {
-    pause_ns_ = kFirstPauseNs;
+    quiet_ns_ += worked_ns;
+    if (quiet_ns_ >= kFirstPauseNs) pause_ns_ = kFirstPauseNs;
   }
 }
 

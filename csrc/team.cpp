@@ -30,7 +30,7 @@ Team::Team(int n_threads)
     : n_threads_(n_threads),
       size_(n_threads),
       sharing_(n_threads),
-      waited_ns_(static_cast<size_t>(n_threads)),
+      waited_ns_(static_cast<size_t>(n_threads), -1),
       queues_(static_cast<size_t>(n_threads)),
       thread_ids_(static_cast<size_t>(n_threads)) {
   for (int member = 1; member < n_threads_; ++member) threads_.emplace_back([this, member] { serve(member); });
@@ -60,7 +60,7 @@ void Team::run(void (*work)(void*, int), void* context) {
 }
 
 void Team::serve(int member) {
-  thread_ids_[static_cast<size_t>(member)].store(this_thread_id(), std::memory_order_relaxed);
+  thread_ids_[static_cast<size_t>(member)] = this_thread_id();
   for (uint32_t round = 0;;) {
     wait_while(round_, round);
     // A member that takes part keeps the round from ending; others may miss rounds.
@@ -72,24 +72,34 @@ void Team::serve(int member) {
   }
 }
 
-// Between runs: tells how long members have waited for cores, and takes as many into the next runs as is best.
+// Between runs: tells how long members have waited for cores (the caller also between the runs), and takes as many into
+// the next runs as is best.
 void Team::share() {
-  thread_ids_[0].store(this_thread_id(), std::memory_order_relaxed);
+  const int caller = this_thread_id();
   int64_t longest = 0;
   for (int member = 0; member < size_; ++member) {
     const auto i = static_cast<size_t>(member);
-    const int64_t waited = waited_for_a_core_ns(thread_ids_[i].load(std::memory_order_relaxed));
-    if (waited_ns_[i] > 0) longest = std::max(longest, waited - waited_ns_[i]);  // else the first look
+    const bool first_look = waited_ns_[i] < 0 || (member == 0 && thread_ids_[0] != caller);
+    if (member == 0) thread_ids_[0] = caller;
+    const int64_t waited = waited_for_a_core_ns(thread_ids_[i]);
+    if (!first_look) longest = std::max(longest, waited - waited_ns_[i]);
     waited_ns_[i] = waited;
   }
   sharing_.report(worked_ns_, longest);
   worked_ns_ = 0;
+  if (sharing_.working() > size_) {  // the one that comes back has not been here to keep these
+    const auto back = static_cast<size_t>(size_);
+    waited_ns_[back] = waited_for_a_core_ns(thread_ids_[back]);
+    for (auto& next : queues_[back].next) next.store(0, std::memory_order_relaxed);
+  }
   size_ = sharing_.working();
 }
 
 void Team::barrier(int member) {
   const int size = size_;  // read before arriving: after the last barrier of a run it may change
   const uint32_t generation = generation_.load(std::memory_order_relaxed);
+  // The work after this barrier counts where the work before the last one did, which everybody has left.
+  queues_[static_cast<size_t>(member)].next[(generation + 1) & 1].store(0, std::memory_order_relaxed);
   if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size) {
     wait_while(generation_, generation);
   } else {
@@ -98,8 +108,6 @@ void Team::barrier(int member) {
     generation_.fetch_add(1, std::memory_order_release);
     if (size > 1) generation_.notify_all();
   }
-  // Everybody has left the work before this barrier, whose counter is the one that the work after the next will use.
-  queues_[static_cast<size_t>(member)].next[generation & 1].store(0, std::memory_order_relaxed);
 }
 
 int64_t Team::take() { return next_unit_.fetch_add(1, std::memory_order_relaxed); }

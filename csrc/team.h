@@ -53,17 +53,17 @@ class Team {
   int size_;
   Sharing sharing_;
   int64_t worked_ns_ = 0;           // since the last report to sharing_
-  std::vector<int64_t> waited_ns_;  // of each member for a core, at that time
+  std::vector<int64_t> waited_ns_;  // of each member for a core, at that time; -1: not looked at yet
   std::vector<std::thread> threads_;
   void (*work_)(void*, int) = nullptr;
   void* context_ = nullptr;
-  bool over_ = false;
+  std::atomic<bool> over_{false};
   // Each on a cache line of its own.
   alignas(64) std::atomic<uint32_t> round_{0};       // counts calls of run, and says who takes part; the others sleep on it
   alignas(64) std::atomic<uint32_t> generation_{0};  // counts barriers passed
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int64_t> next_unit_{0};
-  // Each queue counts in one of two counters, in turn from barrier to barrier; the idle one is set back meanwhile.
+  // Each queue counts in one of two counters, in turn from barrier to barrier; the idle one is set back before the next.
   struct alignas(64) Queue {
     std::atomic<int64_t> next[2]{0, 0};
   };

@@ -156,6 +156,9 @@ void sharing_reports() {
   }
   sharing.report(kReport, 0);
   sharing.report(kReport, kReport * 2 / 3);
+  expect(reports_until_trial(sharing) >= last, "one quiet report made trials come sooner");
+  for (int i = 0; i < 20; ++i) sharing.report(kReport, 0);
+  sharing.report(kReport, kReport * 2 / 3);
   expect(reports_until_trial(sharing) < last, "after a quiet time trials came as late as before it");
 }
 

@@ -60,7 +60,7 @@ class GptqCheckpoint:
             raise UnsupportedModel(f"GPTQ with {bits!r} bits is not supported; {BITS} are")
         forms = {"gptq": 1, "gptq_v2": 0}
         form = settings.get("checkpoint_format") or "gptq"
-        if form not in forms:
+        if not isinstance(form, str) or form not in forms:
             raise UnsupportedModel(f"GPTQ's checkpoint_format {form!r} is not supported; {', '.join(forms)} are")
         self._zero = forms[form]  # what a stored zero lacks
         self._group_size = settings.get("group_size", -1)
@@ -84,10 +84,6 @@ class GptqCheckpoint:
                 tensors.pop(f"{linear}.{part}", None)
             self._linears[weight] = linear
             tensors[weight] = TensorInfo(weight, shape, KIND, 0, shape[0] * shape[1] // BLOCK * BLOCK_BYTES)
-            # Some writers give every Linear a bias; of zeros where the model has none.
-            bias = f"{linear}.bias"
-            if bias in stored and not self._folder.read(bias).any():
-                del tensors[bias]
         return tensors
 
     def _check(self, linear: str, stored: Mapping[str, TensorInfo]) -> tuple[int, int]:
@@ -99,7 +95,7 @@ class GptqCheckpoint:
             if info is not None and (info.kind != kind or len(info.shape) != (1 if part == "g_idx" else 2)):
                 raise UnsupportedModel(f"tensor {linear}.{part} is {info.kind} {list(info.shape)}, GPTQ has {kind}")
         n_in, n_out = stored[f"{linear}.qweight"].shape[0] * _PER_NUMBER, stored[f"{linear}.qweight"].shape[1]
-        if n_in % BLOCK or n_out % _PER_NUMBER:
+        if n_in == 0 or n_in % BLOCK or n_out == 0 or n_out % _PER_NUMBER:
             raise UnsupportedModel(f"{linear} has {n_in} inputs and {n_out} outputs: not whole blocks of {BLOCK} and 8")
         size = n_in if self._group_size == -1 else self._group_size
         if size % BLOCK:

@@ -95,12 +95,17 @@ class _Nothing:
     def tied(self, table: Parameter) -> tuple[None, None]:
         return None, None
 
+    def tied_head(self, rows: Parameter) -> tuple[None, None]:
+        return None, None
+
 
 class _Loader:
     """Takes tensors out of a checkpoint, each once."""
 
     def __init__(self, checkpoint: Checkpoint, part: Part, names: Names) -> None:
         self._checkpoint, self._part, self._spec, self._names = checkpoint, part, part.spec, names
+        self._reads = True
+        self._taken: set[str] = set()
         self._stored: dict[str, str] = {}  # name without prefix -> name in the file; shrinks as tensors are taken
         for name in checkpoint.tensors:
             plain = name.removeprefix(names.prefix)
@@ -115,10 +120,12 @@ class _Loader:
         layers = []
         for i in range(spec.n_layers):
             start = names.layer.format(i=i)
-            if i in part.layers:
+            self._reads = i in part.layers
+            if self._reads:
                 layers.append(self._layer(builder, start))
             else:
                 self._layer(_Nothing(), start)
+        self._reads = part.last
         norm = self._norm(builder, names.norm)
         weights = PartWeights(
             embedding=embedding,
@@ -128,13 +135,21 @@ class _Loader:
             head=head,
             head_table=head_table,
         )
-        left = [name for plain, name in self._stored.items() if not self._is_ignored(plain)]
+        left = [name for plain, name in self._stored.items() if not self._is_harmless(plain, name)]
         if left:
             raise CheckpointError(f"{len(left)} tensors are no parameters of this model, the first is {left[0]}")
         return weights
 
-    def _is_ignored(self, plain: str) -> bool:
-        return any(re.fullmatch(pattern, plain) for pattern in self._names.ignored)
+    def _is_harmless(self, plain: str, name: str) -> bool:
+        """Whether a tensor that is no parameter may be there: buffers, and biases of zeros, which some writers add."""
+        if any(re.fullmatch(pattern, plain) for pattern in self._names.ignored):
+            return True
+        of_a_matrix = plain.endswith(".bias") and f"{plain.removesuffix('bias')}weight" in self._taken
+        return of_a_matrix and not self._checkpoint.read(name).any()
+
+    def _numbers(self, parameter: Parameter) -> Floats:
+        """Of a norm or a bias; none of layers that other workers have."""
+        return parameter.floats() if self._reads else np.empty(0, np.float32)
 
     def _layer(self, builder: WeightsBuilder[MatrixT, NormT, TableT], start: str) -> Layer[MatrixT, NormT]:
         spec, names, part = self._spec, self._names, self._part
@@ -156,7 +171,7 @@ class _Loader:
             """own: this shard's outputs of each part; inputs: its inputs, None = all of them."""
             taken = self._parts([f"{start}{name}.weight" for name in parts], sizes, own, width, inputs, turned)
             names = [f"{start}{name}.bias" for name in parts] if bias else []
-            biases = [b.floats() for b in self._parts(names, sizes, own, None, None, turned)] if bias else []
+            biases = [self._numbers(b) for b in self._parts(names, sizes, own, None, None, turned)] if bias else []
             added = bias and (inputs is None or part.shard == 0)  # once, where sums over shards are added up
             return builder.matrix(taken, biases if added else None, gated)
 
@@ -175,8 +190,9 @@ class _Loader:
 
     def _norm(self, builder: WeightsBuilder[MatrixT, NormT, TableT], name: str) -> NormT:
         size = (self._spec.hidden_size,)
-        weight = self._take(name + ".weight", size).floats()
-        return builder.norm(weight, self._take(name + ".bias", size).floats() if self._spec.norm == "layer" else None)
+        weight = self._numbers(self._take(name + ".weight", size))
+        bias = self._numbers(self._take(name + ".bias", size)) if self._spec.norm == "layer" else None
+        return builder.norm(weight, bias)
 
     def _table(self, name: str, rows: int) -> Parameter:
         """[rows, hidden], looked up by row; stored so in every family."""
@@ -191,7 +207,7 @@ class _Loader:
         if spec.tied:
             if f"{names.head}.weight" in self._stored:
                 head = self._table(names.head, spec.vocab_size)
-                if not np.array_equal(head.floats(), table.floats()):
+                if (part.first or part.last) and not np.array_equal(head.floats(), table.floats()):
                     logger.warning("%s.weight differs from the embedding it is tied to, and is ignored", names.head)
             if part.is_whole:
                 return *builder.tied(table), None
@@ -200,11 +216,12 @@ class _Loader:
             head = self._table(names.head, spec.vocab_size)
         if part.n_shards > 1:
             head = head.cut(Cut((part.vocabulary,)))
-        return (
-            builder.table(table) if part.first else None,
-            builder.matrix([head], None) if part.last else None,
-            builder.table(head) if spec.tied and part.last and not part.first else None,
-        )
+        embedding = builder.table(table) if part.first else None
+        if not part.last:
+            return embedding, None, None
+        if spec.tied and not part.first:
+            return embedding, *builder.tied_head(head)
+        return embedding, builder.matrix([head], None), None
 
     def _parts(
         self,
@@ -244,6 +261,7 @@ class _Loader:
     ) -> Parameter:
         """A parameter that has not been taken yet. shape: as stored. Raises CheckpointError."""
         stored = self._stored.pop(name, None)
+        self._taken.add(name)
         if stored is None:
             raise CheckpointError(f"tensor {name} of sizes {list(shape)} is missing")
         actual = self._checkpoint.tensors[stored].shape

@@ -44,7 +44,7 @@ class Weights(Generic[MatrixT, NormT, TableT]):
 class PartWeights(Generic[MatrixT, NormT, TableT]):
     """The weights of a `Part`: embedding and positions belong to the first layers, norm and head to the last ones.
 
-    head_table: the rows of a head that is tied, where the embedding they are rows of belongs to another part.
+    head_table: the rows of a tied head, where the builder wants them and the embedding belongs to another part.
     """
 
     embedding: TableT | None
@@ -68,3 +68,6 @@ class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):
 
     def tied(self, table: Parameter) -> tuple[TableT, MatrixT]:
         """A table that is the output head as well."""
+
+    def tied_head(self, rows: Parameter) -> tuple[MatrixT, TableT | None]:
+        """The head of a model whose embedding, of which these are rows, is elsewhere; and the rows if they matter."""

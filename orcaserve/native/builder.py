@@ -77,3 +77,7 @@ class NativeBuilder:
 
     def tied(self, table: Parameter) -> tuple[Table, PackedMatrix]:
         return self.table(table), self.matrix([table], None)
+
+    def tied_head(self, rows: Parameter) -> tuple[PackedMatrix, Table | None]:
+        matrix = self.matrix([rows], None)
+        return matrix, self.table(rows) if matrix.format is Format.INT8 else None

@@ -73,6 +73,9 @@ class ExactInputsBuilder:
     def tied(self, table: Parameter) -> tuple[Table, PackedMatrix]:
         return self.table(table), self.matrix([table], None)
 
+    def tied_head(self, rows: Parameter) -> tuple[PackedMatrix, Table | None]:
+        return self.matrix([rows], None), self.table(rows)
+
 
 def choose_exact_inputs(
     spec: ModelSpec, weights: NativeWeights, built: NativeBuilder, team: _kernels.Team

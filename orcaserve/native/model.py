@@ -165,7 +165,9 @@ def _head_table(part: Part, weights: NativeWeights | NativePartWeights) -> Table
         return None
     if weights.embedding is None:
         assert isinstance(weights, PartWeights)
-        return cast(Table, weights.head_table)
+        if weights.head_table is not None:
+            _check_table(weights.head_table, len(part.vocabulary), part.spec.hidden_size)
+        return weights.head_table
     format, rows = weights.embedding
     return format, rows[part.vocabulary.start : part.vocabulary.stop]
 

@@ -37,6 +37,9 @@ class TorchBuilder:
         embedding = self.table(table)
         return embedding, Linear(embedding.weight)
 
+    def tied_head(self, rows: Parameter) -> tuple[Linear, None]:
+        return self.matrix([rows], None), None
+
     def _tensor(self, numbers: Floats) -> Tensor:
         return torch.from_numpy(numbers).to(self._device, self._dtype)
 
