@@ -100,7 +100,7 @@ def measure(peers: Sequence[str], subjects: Sequence[str], works: Sequence[Work]
 
 
 def contenders(results: Results, subjects: Sequence[str], work: Work) -> list[str]:
-    """Those that may be best at longer work: within two thirds of the best in one figure at this one's largest batch."""
+    """Those that may be best at longer work: in one figure within two thirds of the best at this largest batch."""
     kept = set()
     for figure in FIGURES:
         speed = {}
