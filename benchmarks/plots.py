@@ -57,16 +57,23 @@ def _draw_roofs(axes: Any, shares: Sequence[Share], limits: Limits) -> None:
     """For every kind of arithmetic in use: bandwidth times intensity, up to the peak."""
     memory = min(limits.reads.values())
     intensities = [2 ** (i / 8) for i in range(-16, 73)]
+    kinds: dict[float, list[str]] = {}  # those with the same peak share a line
     for kind in dict.fromkeys(share.subject.form for share in shares):
         peak = limits.arithmetic(kind)
         if peak is not None and kind in limits.operations:
-            axes.plot(intensities, [min(peak, memory * x) for x in intensities], color="0.4", linewidth=1.2)
-            axes.text(intensities[-1], peak, f"{kind} {peak:,.0f}", ha="right", va="bottom", fontsize=8, color="0.3")
+            kinds.setdefault(peak, []).append(kind)
+    for peak, names in kinds.items():
+        axes.plot(intensities, [min(peak, memory * x) for x in intensities], color="0.4", linewidth=1.2)
+        label = f"{', '.join(names)}: {peak:,.0f}"
+        axes.text(intensities[-1], peak, label, ha="right", va="bottom", fontsize=8, color="0.3")
 
 
 def _logarithmic(axes: Any, x: str, y: str) -> None:
     axes.set(xscale="log", yscale="log", xlabel=x, ylabel=y)
     axes.grid(which="both", alpha=0.25)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        axis.set_minor_formatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
 
 
 def _pyplot() -> Any:
