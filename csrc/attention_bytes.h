@@ -7,12 +7,6 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-inline IntVec load_bytes(const void* p) {
-  IntVec x;
-  __builtin_memcpy(&x, p, sizeof x);
-  return x;
-}
-
 // The same four bytes in every lane.
 inline IntVec broadcast_quad(const void* p) {
   int32_t x;

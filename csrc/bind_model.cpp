@@ -19,6 +19,7 @@ using namespace nb::literals;
 namespace {
 
 using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
+using Halves = nb::ndarray<const uint16_t, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntRows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
@@ -64,7 +65,9 @@ class Reader {
       const auto inputs = nb::cast<Ints>(exact.attr("inputs"));
       w.n_exact = static_cast<int>(inputs.size());
       w.exact = inputs.data();
-      w.exact_weights = floats(exact.attr("weights"), size_t(w.n_panels) * w.n_exact * orcaserve::kPanel);
+      const auto weights = nb::cast<Halves>(exact.attr("weights").attr("view")("uint16"));
+      require(weights.size() == size_t(w.n_panels) * w.n_exact * orcaserve::kPanel, "exact weights have a wrong size");
+      w.exact_weights = weights.data();
       w.kept = floats(exact.attr("kept"), static_cast<size_t>(w.n_in_padded));
       kept_.append(exact);
     }

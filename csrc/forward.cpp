@@ -116,8 +116,10 @@ struct Product {
   int width;  // columns of the result
 
   void product(int panel, int row, int n_rows, float* tile, const uint8_t* ahead) const {
-    const int64_t exact_floats = int64_t{w.n_exact} * kPanel;
-    for (int64_t i = 0; i < exact_floats; i += 16) __builtin_prefetch(w.exact_weights + panel * exact_floats + i);
+    if (ahead != nullptr) {  // the next panel's exact weights
+      const int64_t n = int64_t{w.n_exact} * kPanel;
+      for (int64_t i = 0; i < n; i += 32) __builtin_prefetch(w.exact_weights + (panel + 1) * n + i);
+    }
     multiply_panel(w, panel, x, row, n_rows, tile, ahead);
     if (w.n_exact > 0) add_exact(w, panel, x, row, n_rows, tile);
   }

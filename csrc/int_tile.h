@@ -13,12 +13,6 @@ namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 
-inline IntVec load_bytes(const uint8_t* p) {
-  IntVec x;
-  __builtin_memcpy(&x, p, sizeof x);
-  return x;
-}
-
 // x, in a register, as it is here: the compiler may not move its making elsewhere, or merge it with what follows.
 inline IntVec keep(IntVec x) {
 #if defined(__AVX512F__)
@@ -135,41 +129,24 @@ inline IntVec dot(IntVec acc, const Pairs& w, const Pairs& q) {
 
 #endif
 
-// Prefetch of the weights, `window` bytes before they are used: the rest of this panel, then the start of the next. The
-// window fits the first level of the cache next to what is in use; a whole panel would push out what comes first.
+// Prefetch of the weights that are needed next, spread over the work on a panel: into the second level of the cache, since
+// the first has no room for them.
 struct Stream {
   const uint8_t* next;
-  const uint8_t* end;
-  const uint8_t* ahead;  // continues there after `end`; null: nowhere
-  int64_t window;
-  int lines;             // per call of `fetch`
+  int lines;  // per call of `fetch`
 };
 
 constexpr int kCacheLine = 64;
-constexpr int64_t kWindow = 8192;
 
-// `n_fetches`: calls of `fetch` over which a panel is spread.
-inline Stream make_stream(const uint8_t* panel, int64_t bytes, const uint8_t* ahead, int64_t window, int n_fetches) {
+// `ahead`: as many bytes as the panel has, or null: nothing. `n_fetches`: calls of `fetch` over which they are spread.
+inline Stream make_stream(const uint8_t* ahead, int64_t bytes, int n_fetches) {
   const int64_t per_fetch = int64_t{n_fetches} * kCacheLine;
-  if (window > bytes) window = bytes;
-  return {panel + window, panel + bytes, ahead, window, static_cast<int>((bytes + per_fetch - 1) / per_fetch)};
+  return {ahead, ahead ? static_cast<int>((bytes + per_fetch - 1) / per_fetch) : 0};
 }
 
 inline void fetch(Stream& s) {
-  for (int i = 0; i < s.lines; ++i) __builtin_prefetch(s.next + i * kCacheLine, 0, 3);
+  for (int i = 0; i < s.lines; ++i) __builtin_prefetch(s.next + i * kCacheLine, 0, 2);
   s.next += s.lines * kCacheLine;
-}
-
-// Called now and then, before a number of fetches: goes on to the next panel after the end of this one.
-inline void turn(Stream& s) {
-  if (s.next < s.end) return;
-  if (s.ahead) {
-    s.next = s.ahead + (s.next - s.end);
-    s.end = s.ahead + s.window;
-    s.ahead = nullptr;
-  } else {
-    s.lines = 0;
-  }
 }
 
 // Rows of the next tile, of `left` ones: tiles of nearly equal height, as few as tiles of at most `most` rows can be.

@@ -41,10 +41,7 @@ inline Vec upper_half(Vec x) { return (Vec)((UIntVec)x & 0xffff0000u); }
 
 // x [n] or, behind the last of them, zeros.
 inline Vec load_some(const float* x, int n) {
-  if (n >= kLanes) return load(x);
-  Vec some{};
-  if (n > 0) __builtin_memcpy(&some, x, sizeof(float) * static_cast<unsigned>(n));
-  return some;
+  return n >= kLanes ? load(x) : n > 0 ? load_first(x, n) : Vec{};
 }
 
 // Cuts x [n], n <= kChunk; fills up with zeros to whole steps. A float's upper half is the bfloat16 next to it on the
@@ -63,48 +60,37 @@ void cut_row(const float* x, int n, Cut& cut, int row) {
   }
 }
 
-// Adds the products of kStep inputs; a: the cut activations of the first run of rows, b: of the second.
-void add_step_one(const uint8_t* w, const BFloat16* a) {
+// Adds the products of kStep inputs; a: the cut activations of the first run of rows, b: of the second, if there are two.
+// Spelled out, since the instructions take the numbers of their tiles as they are written.
+template <bool TWO>
+void add_step(const uint8_t* w, const BFloat16* a, [[maybe_unused]] const BFloat16* b) {
   constexpr int kPart = kTileRows * kChunk;
   _tile_loadd(7, w, kWeightRow);
   for (int part = 0; part < kParts; ++part) {
     _tile_loadd(6, a + part * kPart, kCutRow);
     _tile_dpbf16ps(0, 6, 7);
+    if constexpr (TWO) {
+      _tile_loadd(6, b + part * kPart, kCutRow);
+      _tile_dpbf16ps(3, 6, 7);
+    }
   }
   _tile_loadd(7, w + kTileBytes, kWeightRow);
   for (int part = 0; part < kParts; ++part) {
     _tile_loadd(6, a + part * kPart, kCutRow);
     _tile_dpbf16ps(1, 6, 7);
+    if constexpr (TWO) {
+      _tile_loadd(6, b + part * kPart, kCutRow);
+      _tile_dpbf16ps(4, 6, 7);
+    }
   }
   _tile_loadd(7, w + 2 * kTileBytes, kWeightRow);
   for (int part = 0; part < kParts; ++part) {
     _tile_loadd(6, a + part * kPart, kCutRow);
     _tile_dpbf16ps(2, 6, 7);
-  }
-}
-
-void add_step_two(const uint8_t* w, const BFloat16* a, const BFloat16* b) {
-  constexpr int kPart = kTileRows * kChunk;
-  _tile_loadd(7, w, kWeightRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kPart, kCutRow);
-    _tile_dpbf16ps(0, 6, 7);
-    _tile_loadd(6, b + part * kPart, kCutRow);
-    _tile_dpbf16ps(3, 6, 7);
-  }
-  _tile_loadd(7, w + kTileBytes, kWeightRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kPart, kCutRow);
-    _tile_dpbf16ps(1, 6, 7);
-    _tile_loadd(6, b + part * kPart, kCutRow);
-    _tile_dpbf16ps(4, 6, 7);
-  }
-  _tile_loadd(7, w + 2 * kTileBytes, kWeightRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kPart, kCutRow);
-    _tile_dpbf16ps(2, 6, 7);
-    _tile_loadd(6, b + part * kPart, kCutRow);
-    _tile_dpbf16ps(5, 6, 7);
+    if constexpr (TWO) {
+      _tile_loadd(6, b + part * kPart, kCutRow);
+      _tile_dpbf16ps(5, 6, 7);
+    }
   }
 }
 
@@ -137,10 +123,9 @@ void multiply_bfloat16_amx(const Matrix& w, int panel, const Operand& x, int row
       const int pairs = (n - i + 1) / 2;
       const uint8_t* tile = pairs >= kSide ? weights : filled_up(weights, pairs, last);
       settle(last);
-      if (runs.two)
-        add_step_two(tile, cut.parts[0][0] + i, cut.parts[0][runs.second] + i);
-      else
-        add_step_one(tile, cut.parts[0][0] + i);
+      const BFloat16* a = cut.parts[0][0] + i;
+      const BFloat16* b = cut.parts[0][runs.second] + i;
+      runs.two ? add_step<true>(tile, a, b) : add_step<false>(tile, a, b);
     }
   }
   store_sums(runs, out);

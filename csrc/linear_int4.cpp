@@ -17,29 +17,6 @@ constexpr int kScalesAt = kQuads * kPanel * 4;
 constexpr int kMinimaAt = kScalesAt + kPanel * 2;
 constexpr int kBlockBytes = kMinimaAt + kPanel * 2;
 
-// float16 to float.
-inline Vec load_half(const uint8_t* p) {
-#if defined(__AVX512F__)
-  __m256i bits;
-  __builtin_memcpy(&bits, p, sizeof bits);
-  return _mm512_maskz_cvtph_ps(0xffff, bits);  // the form without a mask trips a false warning of g++ 12
-#elif defined(__F16C__)
-  __m128i bits;
-  __builtin_memcpy(&bits, p, sizeof bits);
-  return _mm256_cvtph_ps(bits);
-#else
-  // Exponent and mantissa moved to their place in a float make a number 2^112 times too small, subnormals included; the
-  // product is exact. Infinities and NaNs have an exponent of their own.
-  HalfVec bits;
-  __builtin_memcpy(&bits, p, sizeof bits);
-  const UIntVec wide = __builtin_convertvector(bits, UIntVec);
-  const UIntVec magnitude = (wide & 0x7fff) << 13;
-  const UIntVec special = (UIntVec)((wide & 0x7c00) == 0x7c00);
-  const UIntVec scaled = (UIntVec)((Vec)magnitude * 0x1p112f);
-  return (Vec)((special & (magnitude | 0x7f800000)) | (~special & scaled) | ((wide & 0x8000) << 16));
-#endif
-}
-
 // `add_products`: acc grows by the products of four nibbles and four signed bytes in every lane; `totals`: the sums of
 // a block in 32 bits.
 #if defined(ORCASERVE_VNNI)
@@ -177,8 +154,7 @@ void multiply_int4(const Matrix& w, int panel, const Operand& x, int row, int n_
   const int n_tiles = (n_rows + kTileRows4 - 1) / kTileRows4;
   // With more than one tile the first takes the weights of a run at once.
   const int run_blocks = n_tiles == 1 ? n_blocks : kRunBlocks;
-  Stream stream = make_stream(weights, w.panel_bytes, ahead, n_tiles == 1 ? kWindow : 2 * kWindow,
-                              n_tiles * kStrips * n_blocks);
+  Stream stream = make_stream(ahead, w.panel_bytes, n_tiles * kStrips * n_blocks);
   for (int b = 0; b < n_blocks; b += run_blocks) {
     const int n = n_blocks - b < run_blocks ? n_blocks - b : run_blocks;
     for (int done = 0, rows = 0; done < n_rows; done += rows) {
@@ -187,7 +163,6 @@ void multiply_int4(const Matrix& w, int panel, const Operand& x, int row, int n_
       const Rows q = make_rows(x.q + first * x.q_stride + b * kInt4Block, x.q_stride);
       for (int output = 0; output < kPanel; output += kStrip * kLanes) {
         float* sums = out + done * kPanel + output;
-        turn(stream);
         tile(rows,
              {weights + 4 * output, weights + kScalesAt + 2 * output, n, q, x.sums + first * x.n_groups + b,
               x.scales + first * x.n_groups + b, x.n_groups, b == 0 ? kZeros : sums, sums},

@@ -163,9 +163,7 @@ void multiply_int8(const Matrix& w, int panel, const Operand& x, int row, int n_
   const uint8_t* weights = w.panels + panel * w.panel_bytes;
   const int n_groups = w.n_in_padded / w.group;
   const int n_tiles = (n_rows + kTileRows8 - 1) / kTileRows8;
-  // With more than one tile the first takes the weights of a group at once.
-  Stream stream = make_stream(weights, w.panel_bytes, ahead, n_tiles == 1 ? kWindow : 2 * kWindow,
-                              n_tiles * kStrips * (w.n_in_padded / (kFetchSteps * kStep)));
+  Stream stream = make_stream(ahead, w.panel_bytes, n_tiles * kStrips * (w.n_in_padded / (kFetchSteps * kStep)));
   alignas(64) int8_t wide[kTileRows8 * kWideRow + 1];
   for (int g = 0; g < n_groups; ++g) {
     const auto* w_scales = reinterpret_cast<const float*>(weights + w.group * kPanel);
@@ -175,7 +173,6 @@ void multiply_int8(const Matrix& w, int panel, const Operand& x, int row, int n_
       const Rows q = tile_activations(x.q + first * x.q_stride + g * w.group, x.q_stride, rows, w.group, wide);
       for (int output = 0; output < kPanel; output += kStrip * kLanes) {
         float* sums = out + done * kPanel + output;
-        turn(stream);
         tile(rows,
              {weights + kStep * output, w_scales + output, w.group, q, x.sums + first * x.n_groups + g,
               x.scales + first * x.n_groups + g, x.n_groups, g == 0 ? kZeros : sums, sums},

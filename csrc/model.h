@@ -28,6 +28,8 @@ constexpr int kPanel = 48;
 //            weight = nibble * scale + minimum. n_in is a multiple of 32.
 enum class Format : int { kFloat32 = 0, kBFloat16 = 1, kInt8 = 2, kInt4 = 3 };
 
+using Float16 = uint16_t;  // its bits
+
 constexpr int kHadamard = 64;  // inputs that one Hadamard matrix turns
 constexpr int kInt4Block = 32;
 
@@ -43,11 +45,11 @@ struct Matrix {
   const uint8_t* panels;  // 64-byte aligned
   const float* bias;      // [n_panels * kPanel], or null
   // kInt8: the few inputs that are largest by far. Activations leave them out of the integers, and their products are added
-  // in float32, so that they neither coarsen the scale of the others nor are rounded themselves.
+  // in float32, with weights in float16, so that they neither coarsen the scale of the others nor are rounded themselves.
   int n_exact;
-  const int32_t* exact;        // [n_exact], which inputs
-  const float* exact_weights;  // [n_panels][n_exact][kPanel]
-  const float* kept;           // [n_in_padded]: 0 for these inputs, 1 for the others; null if n_exact is 0
+  const int32_t* exact;          // [n_exact], which inputs
+  const Float16* exact_weights;  // [n_panels][n_exact][kPanel]
+  const float* kept;             // [n_in_padded]: 0 for these inputs, 1 for the others; null if n_exact is 0
 };
 
 enum class Norm : int { kRms = 0, kLayer = 1 };

@@ -176,7 +176,7 @@ constexpr int kExactVecs = ORCASERVE_REGISTERS == 32 ? 3 : 2;
 static_assert(kPanel % (kExactVecs * kLanes) == 0);
 
 template <int ROWS>
-void add_exact_rows(const float* weights, const float* inputs, int n_exact, float* tile) {
+void add_exact_rows(const Float16* weights, const float* inputs, int n_exact, float* tile) {
   for (int col = 0; col < kPanel; col += kExactVecs * kLanes) {
     Vec sum[ROWS][kExactVecs];
 #pragma GCC unroll 8
@@ -186,7 +186,7 @@ void add_exact_rows(const float* weights, const float* inputs, int n_exact, floa
     for (int e = 0; e < n_exact; ++e) {
       Vec weight[kExactVecs];
 #pragma GCC unroll 8
-      for (int v = 0; v < kExactVecs; ++v) weight[v] = load(weights + e * kPanel + col + v * kLanes);
+      for (int v = 0; v < kExactVecs; ++v) weight[v] = load_half(weights + e * kPanel + col + v * kLanes);
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; ++r) {
         const Vec input = splat(inputs[r * n_exact + e]);
@@ -288,7 +288,7 @@ void rescore(const Table& head_rows, const float* bias, const float* x, int hidd
 }
 
 void add_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* tile) {
-  const float* weights = w.exact_weights + int64_t{panel} * w.n_exact * kPanel;
+  const Float16* weights = w.exact_weights + int64_t{panel} * w.n_exact * kPanel;
   const float* inputs = x.exact + int64_t{row} * w.n_exact;
   int r = 0;
   for (; r + kExactRows <= n_rows; r += kExactRows)

@@ -36,6 +36,12 @@ inline Vec load(const BFloat16* p) {
   return (Vec)(__builtin_convertvector(bits, UIntVec) << 16);
 }
 
+inline IntVec load_bytes(const void* p) {
+  IntVec x;
+  __builtin_memcpy(&x, p, sizeof x);
+  return x;
+}
+
 inline void store(float* p, Vec x) { __builtin_memcpy(p, &x, sizeof x); }
 
 inline float to_float(float x) { return x; }
@@ -161,6 +167,29 @@ inline IntVec nearest(Vec x) {
   // Added to 1.5 * 2^23, whose last bit is worth 1, x is rounded to that bit.
   constexpr float kShift = 12582912.0f;
   return (IntVec)((UIntVec)(x + splat(kShift)) - (UIntVec)splat(kShift));
+#endif
+}
+
+// kLanes float16 as floats.
+inline Vec load_half(const void* p) {
+#if defined(__AVX512F__)
+  __m256i bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return _mm512_maskz_cvtph_ps(0xffff, bits);  // the form without a mask trips a false warning of g++ 12
+#elif defined(__F16C__)
+  __m128i bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  return _mm256_cvtph_ps(bits);
+#else
+  // Exponent and mantissa moved to their place in a float make a number 2^112 times too small, subnormals included; the
+  // product is exact. Infinities and NaNs have an exponent of their own.
+  HalfVec bits;
+  __builtin_memcpy(&bits, p, sizeof bits);
+  const UIntVec wide = __builtin_convertvector(bits, UIntVec);
+  const UIntVec magnitude = (wide & 0x7fff) << 13;
+  const UIntVec special = (UIntVec)((wide & 0x7c00) == 0x7c00);
+  const UIntVec scaled = (UIntVec)((Vec)magnitude * 0x1p112f);
+  return (Vec)((special & (magnitude | 0x7f800000)) | (~special & scaled) | ((wide & 0x8000) << 16));
 #endif
 }
 

@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "../int4_block.h"
 #include "../pack.h"
 
 namespace orcaserve::check {
@@ -64,7 +65,7 @@ void make_exact(Packed& packed, const Array<float>& weight, const Array<int32_t>
     for (int out = 0; out < w.n_out; ++out) {
       const Place at = place_of(out, w.n_out, interleaved);
       packed.exact_weights[static_cast<size_t>((at.panel * w.n_exact + e) * kPanel + at.output)] =
-          weight[static_cast<size_t>(out) * w.n_in + input];
+          to_half(weight[static_cast<size_t>(out) * w.n_in + input]);
     }
   }
   w.exact = packed.exact.data();

@@ -11,7 +11,8 @@ struct Packed {
   Array<uint8_t> panels;
   Array<float> bias;  // [n_panels * kPanel]
   Array<int32_t> exact;
-  Array<float> exact_weights, kept;
+  Array<Float16> exact_weights;
+  Array<float> kept;
 };
 
 // A matrix whose panels are still to be written.

@@ -76,7 +76,8 @@ Dense::Dense(const Matrix& packed, bool interleaved)
     for (int i = 0; i < width; ++i) weight[static_cast<size_t>(out) * width + i] = check::weight(packed, at, o, i);
     if (packed.bias) bias[static_cast<size_t>(out)] = packed.bias[panel * kPanel + o];
     for (int e = 0; e < packed.n_exact; ++e)
-      columns[static_cast<size_t>(e)].push_back(packed.exact_weights[(panel * packed.n_exact + e) * kPanel + o]);
+      columns[static_cast<size_t>(e)].push_back(
+          from_float16(reinterpret_cast<const uint8_t*>(packed.exact_weights + (panel * packed.n_exact + e) * kPanel + o)));
   }
 }
 

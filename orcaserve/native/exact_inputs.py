@@ -24,7 +24,7 @@ from orcaserve.native import _kernels
 from orcaserve.native.builder import NativeBuilder, NativePartWeights, NativeWeights, Norm, Table
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion
 from orcaserve.native.model import NativeModel
-from orcaserve.native.packing import ExactInputs, Format, PackedMatrix
+from orcaserve.native.packing import MOST_EXACT, ExactInputs, Format, PackedMatrix
 from orcaserve.native.precision import Precision
 from orcaserve.native.sampler import Sampler
 
@@ -65,7 +65,10 @@ class ExactInputsBuilder:
         if not len(inputs):
             return matrix
         weights = [part.columns(inputs) for part in parts]
-        return replace(matrix, exact=ExactInputs.of(matrix, inputs, weights))
+        fit = np.all([np.abs(columns).max(axis=0) <= MOST_EXACT for columns in weights], axis=0)
+        if not fit.any():
+            return matrix
+        return replace(matrix, exact=ExactInputs.of(matrix, np.compress(fit, inputs), [w[:, fit] for w in weights]))
 
     def table(self, rows: Parameter) -> Table:
         return self._built.tables[rows.name]

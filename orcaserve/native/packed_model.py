@@ -27,8 +27,8 @@ from orcaserve.native.builder import NativeWeights, Norm, RowFormat, Table
 from orcaserve.native.packing import ExactInputs, Format, PackedMatrix, kept_of
 from orcaserve.native.precision import Precision
 
-VERSION = 2  # of the file: the forms of csrc/model.h and the names below
-_TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "uint8": np.dtype("u1")}
+VERSION = 3  # of the file: the forms of csrc/model.h and the names below
+_TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "uint8": np.dtype("u1")}
 _SIZES = ("n_out", "n_in", "n_in_padded", "group", "interleaved")  # of a PackedMatrix
 
 

@@ -21,6 +21,8 @@ HADAMARD = 64  # inputs that one Hadamard matrix turns, for int8
 INT4_BLOCK = 32  # inputs that share a scale and a minimum, for int4
 _BLOCK_KINDS = {"Q4_0": (3, 18), "Q4_1": (4, 20)}  # number in csrc/model.h's RowFormat, bytes of a block
 
+MOST_EXACT = 65504.0  # the largest float16
+
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
@@ -38,22 +40,23 @@ class Format(IntEnum):
 class ExactInputs:
     """Inputs of an int8 matrix whose products are computed in float32 (exact_inputs.py says why).
 
-    inputs: [k] int32. weights: [n_panels, k, 48]. kept: [n_in_padded], 0 for these inputs and 1 for the others.
+    inputs: [k] int32. weights: [n_panels, k, 48], magnitudes up to MOST_EXACT. kept: [n_in_padded], 0 for these inputs
+    and 1 for the others.
     """
 
     inputs: NDArray[np.int32]
-    weights: Floats
+    weights: NDArray[np.float16]
     kept: Floats
 
     @classmethod
     def of(cls, matrix: PackedMatrix, inputs: Sequence[int], columns: Sequence[Floats]) -> ExactInputs:
         """columns: of each part of the matrix, its weights of these inputs [n_out of the part, k]."""
         chosen = np.array(inputs, np.int32)
-        whole = np.zeros((matrix.n_panels * PANEL, len(chosen)), np.float32)
+        whole = np.zeros((matrix.n_panels * PANEL, len(chosen)), np.float16)
         if matrix.interleaved:
             panels = whole.reshape(-1, 2, PANEL, len(chosen))
             for part, column in enumerate(columns):
-                filled = np.zeros((matrix.n_panels // 2 * PANEL, len(chosen)), np.float32)
+                filled = np.zeros((matrix.n_panels // 2 * PANEL, len(chosen)), np.float16)
                 filled[: len(column)] = column
                 panels[:, part] = filled.reshape(-1, PANEL, len(chosen))
         else:
