@@ -42,7 +42,7 @@ inline void score_tile(const float* q, int head_dim, const Step<T>& step, int fi
   for (int d = 0; d < head_dim; ++d) {
     if constexpr (FETCH) {
 #pragma GCC unroll 8
-      for (int v = 0; v < VECS; ++v) __builtin_prefetch(fetched[v] + d * kLanes);
+      for (int v = 0; v < VECS; ++v) __builtin_prefetch(fetched[v] + d * kLanes, 0, 2);
     }
     Vec key[VECS];
 #pragma GCC unroll 8
@@ -75,7 +75,7 @@ inline void value_tile(const float* weights, const float* factor, const Step<T>&
     if constexpr (FETCH) {
       const T* line = ahead.keys[j / kStrip] + (j % kStrip + col) * page_size;
 #pragma GCC unroll 8
-      for (int v = 0; v < VECS * kLanes / kStrip; ++v) __builtin_prefetch(line + v * kStrip * page_size);
+      for (int v = 0; v < VECS * kLanes / kStrip; ++v) __builtin_prefetch(line + v * kStrip * page_size, 0, 2);
     }
     Vec value[VECS];
 #pragma GCC unroll 8

@@ -39,7 +39,7 @@ inline void score_tile(const int8_t* q, int64_t q_stride, const int32_t* init, i
   for (int d = 0; d < head_dim / 4; ++d) {
     if constexpr (FETCH) {
 #pragma GCC unroll 8
-      for (int s = 0; s < kFetched; ++s) __builtin_prefetch(fetched[s] + d * stride);
+      for (int s = 0; s < kFetched; ++s) __builtin_prefetch(fetched[s] + d * stride, 0, 2);
     }
     Unsigned key[kVecTile];
 #pragma GCC unroll 8
@@ -82,7 +82,7 @@ inline void value_tile(const Weights& w, const Step& step, const Step& ahead, in
       if (FETCH && digit == 0) {
         const int8_t* line = ahead.values[j / 4] + at;
 #pragma GCC unroll 8
-        for (int i = 0; i < VECS * ORCASERVE_VECTOR_BYTES; i += kLine) __builtin_prefetch(line + i);
+        for (int i = 0; i < VECS * ORCASERVE_VECTOR_BYTES; i += kLine) __builtin_prefetch(line + i, 0, 2);
       }
       Signed value[VECS];
 #pragma GCC unroll 8
