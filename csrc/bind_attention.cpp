@@ -170,7 +170,8 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
   call.sin = sin.data();
   call.kv = &kv;
   call.scratch_floats = scratch_floats;
-  const size_t scratch_bytes = scratch_floats * sizeof(float) * static_cast<size_t>(team.size());
+  // Of all threads: every layer is a run, and between runs members may come back.
+  const size_t scratch_bytes = scratch_floats * sizeof(float) * static_cast<size_t>(team.n_threads());
   call.scratch = static_cast<float*>(scratch.reserve(scratch_bytes));
   call.partial = partial.data();
   for (int layer = first_layer; layer < first_layer + n_layers; ++layer) {
