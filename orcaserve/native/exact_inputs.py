@@ -68,7 +68,8 @@ class ExactInputsBuilder:
         fit = np.all([np.abs(columns).max(axis=0) <= MOST_EXACT for columns in weights], axis=0)
         if not fit.any():
             return matrix
-        return replace(matrix, exact=ExactInputs.of(matrix, np.compress(fit, inputs), [w[:, fit] for w in weights]))
+        chosen = [i for i, fits in zip(inputs, fit.tolist(), strict=True) if fits]
+        return replace(matrix, exact=ExactInputs.of(matrix, chosen, [w[:, fit] for w in weights]))
 
     def table(self, rows: Parameter) -> Table:
         return self._built.tables[rows.name]
