@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tracemalloc
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from orcaserve.checkpoint.dequantise import dequantise
 from orcaserve.core.errors import CheckpointError
 from orcaserve.native import _kernels
+from orcaserve.native.exact_inputs import ExactInputsBuilder
 from orcaserve.native.packing import (
     HADAMARD,
     INT4_BLOCK,
@@ -363,3 +366,18 @@ def test_a_matrix_whose_sizes_disagree_is_refused() -> None:
     }.items():
         with pytest.raises(ValueError):
             PackedMatrix(**{**sizes, name: value})
+
+
+def test_inputs_whose_weights_float16_cannot_hold_are_not_exact() -> None:
+    weight = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
+    weight[7, 3] = 1e6
+    matrix = pack([weight], Format.INT8, team=TEAM)
+    part = SimpleNamespace(name="w", columns=lambda inputs: weight[:, inputs])
+    built = SimpleNamespace(matrices={"w": matrix})
+
+    def exact(*inputs: int) -> list[int] | None:
+        made = ExactInputsBuilder(cast(Any, built), {"w": inputs}).matrix([cast(Any, part)], None)
+        return None if made.exact is None else made.exact.inputs.tolist()
+
+    assert exact(2, 3, 5) == [2, 5]
+    assert exact(3) is None
