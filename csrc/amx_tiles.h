@@ -31,15 +31,6 @@ static_assert(kPanel == 3 * kSide && kTileRows == 2 * kSide, "six tiles hold the
 // before it.
 inline void settle(const void* p) { __asm__ volatile("" : : "r"(p) : "memory"); }
 
-// The operand of LDTILECFG.
-struct alignas(64) TileConfig {
-  uint8_t palette;
-  uint8_t start_row;
-  uint8_t reserved[14];
-  uint16_t row_bytes[16];
-  uint8_t rows[16];
-};
-
 // How the rows of a call are cut: more than 16 are two runs of the same height, which share the middle row if there is
 // an odd number of them, for all tiles of a multiplication must agree in their rows.
 struct Runs {
@@ -49,17 +40,6 @@ struct Runs {
 
   explicit Runs(int n_rows) : two(n_rows > kSide), height(two ? (n_rows + 1) / 2 : n_rows), second(n_rows - height) {}
 };
-
-inline void configure(int height) {
-  TileConfig config{};
-  config.palette = 1;
-  for (int tile = 0; tile < 8; ++tile) {
-    config.row_bytes[tile] = kTileBytes;
-    config.rows[tile] = static_cast<uint8_t>(tile == 7 ? kSide : height);
-  }
-  settle(&config);
-  _tile_loadconfig(&config);
-}
 
 inline void zero_sums(bool two) {
   _tile_zero(0);

@@ -69,6 +69,7 @@ void multiply(bool bfloat16, const Array<const uint8_t, 2>& panels, int n_in, in
   operand.stride = static_cast<int64_t>(x.shape(1));
   const uint8_t* ahead = panel + 1 < w.n_panels ? w.panels + (panel + 1) * w.panel_bytes : nullptr;
   (bfloat16 ? table().multiply_bfloat16 : table().multiply_float32)(w, panel, operand, row, n_rows, out.data(), ahead);
+  table().end_multiply();
 }
 
 // Row `row` of a table goes to out, or is added to it.

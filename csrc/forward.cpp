@@ -4,14 +4,14 @@
 // whose rows it worked on in the operator before, so that they are in its own cache: with rows enough each member (or group
 // of members) takes some rows through all outputs; with few rows, all rows through some outputs, so that each weight is
 // fetched by one core only. Whoever is done helps the others.
-#include "kernels.h"
+#include "linear_amx.h"
 
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr int kAlone = 8;    // up to so many rows every member prepares by itself
 // Rows for which a member reads all weights rather than its share of them: as many take longer to compute than to fetch.
-constexpr int kRowsPerCut = ORCASERVE_VECTOR_BYTES == 64 ? 16 : 32;
+constexpr int kRowsPerCut = ORCASERVE_AMX ? 64 : ORCASERVE_VECTOR_BYTES == 64 ? 16 : 32;
 constexpr int kRowsPerUnit = 16;
 
 int least(int a, int b) { return a < b ? a : b; }
@@ -39,13 +39,13 @@ class Carver {
 
 // Room for the operand of any of some matrices.
 struct OperandRoom {
-  int n_in = 0, q_stride = 0, n_groups = 0, n_exact = 0;
+  int n_in = 0, q_stride = 0, n_groups = 0, exact = 0;
   void fit(const Matrix& w) {
     n_in = most(n_in, w.n_in);
     if (!is_integer(w)) return;
     q_stride = most(q_stride, w.n_in_padded);
     n_groups = most(n_groups, groups_of(w));
-    n_exact = most(n_exact, w.n_exact);
+    exact = most(exact, exact_floats(w.n_exact));
   }
   Operand carve(Carver& c, int rows) const {
     Operand o{};
@@ -54,7 +54,7 @@ struct OperandRoom {
     o.q = c.take<int8_t>(int64_t{rows} * q_stride);
     o.scales = c.take<float>(int64_t{rows} * n_groups);
     o.sums = c.take<int32_t>(int64_t{rows} * n_groups);
-    o.exact = c.take<float>(int64_t{rows} * n_exact);
+    o.exact = c.take<float>(int64_t{rows} * exact);
     return o;
   }
 };
@@ -121,7 +121,6 @@ struct Product {
       for (int64_t i = 0; i < n; i += 32) __builtin_prefetch(w.exact_weights + (panel + 1) * n + i);
     }
     multiply_panel(w, panel, x, row, n_rows, tile, ahead);
-    if (w.n_exact > 0) add_exact(w, panel, x, row, n_rows, tile);
   }
 
   // Outputs `out` (a panel, or a pair of gate and up) for the rows.
@@ -170,6 +169,7 @@ void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, c
       product.compute(out, rows, ahead);
     }
   }
+  end_multiply();
   team.barrier(member);
 }
 
@@ -206,7 +206,7 @@ struct Workspace {
     own_x = int64_t{kAlone} * room.n_in;
     own_q = int64_t{kAlone} * room.q_stride;
     own_groups = int64_t{kAlone} * room.n_groups;
-    own_exact = int64_t{kAlone} * room.n_exact;
+    own_exact = int64_t{kAlone} * room.exact;
     bytes = c.used();
   }
 

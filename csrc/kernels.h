@@ -18,7 +18,7 @@ struct Operand {
   float* scales;   // [row][n_groups]
   int32_t* sums;   // [row][n_groups]
   int n_groups;
-  float* exact;    // [row][n_exact of the matrix]: the inputs that are left out of q
+  float* exact;    // [row][exact_floats]: the inputs that are left out of q
 };
 
 constexpr int kTileRows = 32;  // most rows of one call of `multiply`
@@ -72,6 +72,17 @@ void multiply_bfloat16(const Matrix& w, int panel, const Operand& x, int row, in
 void multiply_int8(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out, const uint8_t* ahead);
 void multiply_int4(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out, const uint8_t* ahead);
 
+// After the calls of an operator, on every thread that made some: gives up the tiles of AMX. A thread that keeps them takes
+// the system longer to switch, and other code may configure them.
+void end_multiply();
+
+// ---- exact.cpp ----
+// Floats of a row in Operand::exact. The inputs of a row on their way into it. What a panel's sums begin with, as
+// `multiply` lays them out.
+int exact_floats(int n_exact);
+void take_exact(const Matrix& w, const float* x, float* to);
+void multiply_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out);
+
 // ---- rows.cpp ----
 // Row `row` of the embedding (and of other tables) as floats: out[width].
 void read_row(const Table& table, int64_t row, int width, float* out);
@@ -83,8 +94,6 @@ void normalise(Norm kind, float eps, const NormWeights& w, const float* x, int n
 // then q = x / scale to the nearest, scale = (largest |x| of the group) / 127. int4: the same without the turning, groups of 32.
 // The exact inputs of the matrix go to `exact` and count as 0 in q.
 void quantise(const Matrix& w, const float* x, const Operand& to, int row);
-// tile += products of the exact inputs.
-void add_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* tile);
 // Computes anew, from the checkpoint's own rows and in float32, the logits that are within kClose of the largest (the first
 // kMostClose of them): only they decide about a greedy choice, and most of a drawn one. x: [hidden], the head's input;
 // buffer: [hidden].

@@ -13,13 +13,9 @@
 #if ORCASERVE_AMX
 namespace orcaserve::ORCASERVE_ISA {
 
-// From so many rows on int8 tiles are faster than vectors: below, loading weights into tiles takes as long as using
-// them.
-constexpr int kAmxRows = 4;
-
-// As multiply_int8, with the same bits.
-void multiply_int8_amx(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out,
-                       const uint8_t* ahead);
+// Tiles for runs of `height` rows, until end_multiply. Costs nothing if they are as wanted already, and else 50 to 100 ns, a
+// tenth of a panel.
+void configure_tiles(int height);
 
 // As multiply_bfloat16, with other last bits: where it is used it must be used for any number of rows.
 void multiply_bfloat16_amx(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out,

@@ -111,7 +111,7 @@ void multiply_bfloat16_amx(const Matrix& w, int panel, const Operand& x, int row
   const uint8_t* weights = w.panels + panel * w.panel_bytes;
   const float* rows = x.x + row * x.stride;
   Ahead fetched(ahead, w.panel_bytes, (w.n_in + kStep - 1) / kStep);
-  configure(runs.height);
+  configure_tiles(runs.height);
   zero_sums(runs.two);
   for (int from = 0; from < w.n_in; from += kChunk) {
     const int n = w.n_in - from < kChunk ? w.n_in - from : kChunk;
@@ -129,7 +129,7 @@ void multiply_bfloat16_amx(const Matrix& w, int panel, const Operand& x, int row
     }
   }
   store_sums(runs, out);
-  _tile_release();
+  settle(out);
 }
 
 }  // namespace orcaserve::ORCASERVE_ISA

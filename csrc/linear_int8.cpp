@@ -8,6 +8,8 @@
 #include "linear_amx.h"
 #include "pack.h"
 
+#if !ORCASERVE_AMX  // there: linear_amx.cpp
+
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
@@ -157,9 +159,7 @@ inline __attribute__((always_inline)) void tile(int rows, const Group& g, Stream
 
 void multiply_int8(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* out,
                    const uint8_t* ahead) {
-#if ORCASERVE_AMX
-  if (n_rows >= kAmxRows) return multiply_int8_amx(w, panel, x, row, n_rows, out, ahead);
-#endif
+  if (w.n_exact > 0) multiply_exact(w, panel, x, row, n_rows, out);
   const uint8_t* weights = w.panels + panel * w.panel_bytes;
   const int n_groups = w.n_in_padded / w.group;
   const int n_tiles = (n_rows + kTileRows8 - 1) / kTileRows8;
@@ -175,7 +175,7 @@ void multiply_int8(const Matrix& w, int panel, const Operand& x, int row, int n_
         float* sums = out + done * kPanel + output;
         tile(rows,
              {weights + kStep * output, w_scales + output, w.group, q, x.sums + first * x.n_groups + g,
-              x.scales + first * x.n_groups + g, x.n_groups, g == 0 ? kZeros : sums, sums},
+              x.scales + first * x.n_groups + g, x.n_groups, g == 0 && w.n_exact == 0 ? kZeros : sums, sums},
              stream);
       }
     }
@@ -183,4 +183,8 @@ void multiply_int8(const Matrix& w, int panel, const Operand& x, int row, int n_
   }
 }
 
+void end_multiply() {}
+
 }  // namespace orcaserve::ORCASERVE_ISA
+
+#endif

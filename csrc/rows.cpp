@@ -170,37 +170,6 @@ void gate_as(const float* gate, const float* up, int n_rows, int n_cols, const f
   });
 }
 
-// Rows that share the loading of weights, and vectors of a panel at a time: their sums fit the registers.
-constexpr int kExactRows = 4;
-constexpr int kExactVecs = ORCASERVE_REGISTERS == 32 ? 3 : 2;
-static_assert(kPanel % (kExactVecs * kLanes) == 0);
-
-template <int ROWS>
-void add_exact_rows(const Float16* weights, const float* inputs, int n_exact, float* tile) {
-  for (int col = 0; col < kPanel; col += kExactVecs * kLanes) {
-    Vec sum[ROWS][kExactVecs];
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < kExactVecs; ++v) sum[r][v] = load(tile + r * kPanel + col + v * kLanes);
-    for (int e = 0; e < n_exact; ++e) {
-      Vec weight[kExactVecs];
-#pragma GCC unroll 8
-      for (int v = 0; v < kExactVecs; ++v) weight[v] = load_half(weights + e * kPanel + col + v * kLanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < ROWS; ++r) {
-        const Vec input = splat(inputs[r * n_exact + e]);
-#pragma GCC unroll 8
-        for (int v = 0; v < kExactVecs; ++v) sum[r][v] = multiply_add(input, weight[v], sum[r][v]);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
-#pragma GCC unroll 8
-      for (int v = 0; v < kExactVecs; ++v) store(tile + r * kPanel + col + v * kLanes, sum[r][v]);
-  }
-}
-
 }  // namespace
 
 void read_row(const Table& table, int64_t row, int width, float* out) { put_row<false>(table, row, width, out); }
@@ -256,7 +225,7 @@ void quantise_row(const Matrix& w, const float* x, const Operand& to, int row) {
 
 void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
   if (w.n_exact == 0) return quantise_row<false>(w, x, to, row);
-  for (int e = 0; e < w.n_exact; ++e) to.exact[int64_t{row} * w.n_exact + e] = x[w.exact[e]];
+  take_exact(w, x, to.exact + int64_t{row} * exact_floats(w.n_exact));
   quantise_row<true>(w, x, to, row);
 }
 
@@ -285,15 +254,6 @@ void rescore(const Table& head_rows, const float* bias, const float* x, int hidd
     for (; j < hidden; ++j) logit += x[j] * buffer[j];
     logits[close[i]] = bias != nullptr ? logit + bias[close[i]] : logit;
   }
-}
-
-void add_exact(const Matrix& w, int panel, const Operand& x, int row, int n_rows, float* tile) {
-  const Float16* weights = w.exact_weights + int64_t{panel} * w.n_exact * kPanel;
-  const float* inputs = x.exact + int64_t{row} * w.n_exact;
-  int r = 0;
-  for (; r + kExactRows <= n_rows; r += kExactRows)
-    add_exact_rows<kExactRows>(weights, inputs + int64_t{r} * w.n_exact, w.n_exact, tile + r * kPanel);
-  for (; r < n_rows; ++r) add_exact_rows<1>(weights, inputs + int64_t{r} * w.n_exact, w.n_exact, tile + r * kPanel);
 }
 
 void store_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride) {
@@ -335,7 +295,7 @@ void gate_tile(Activation act, const float* gate, const float* up, int n_rows, i
 #define ORCASERVE_NAME(x) ORCASERVE_NAME_(x)
 extern const RowsTable rows_table;
 const RowsTable rows_table{
-    ORCASERVE_NAME(ORCASERVE_ISA), multiply_float32, multiply_bfloat16, read_row,      add_row,   normalise, quantise,
+    ORCASERVE_NAME(ORCASERVE_ISA), multiply_float32, multiply_bfloat16, end_multiply, read_row,      add_row,   normalise, quantise,
     store_tile,                    add_tile,         activate_tile,     gate_tile,
 };
 

@@ -10,6 +10,7 @@ struct RowsTable {
   const char* isa;
   void (*multiply_float32)(const Matrix&, int, const Operand&, int, int, float*, const uint8_t*);
   void (*multiply_bfloat16)(const Matrix&, int, const Operand&, int, int, float*, const uint8_t*);
+  void (*end_multiply)();
   void (*read_row)(const Table&, int64_t, int, float*);
   void (*add_row)(const Table&, int64_t, int, float*);
   void (*normalise)(Norm, float, const NormWeights&, const float*, int, float*);

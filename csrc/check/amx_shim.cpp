@@ -1,4 +1,15 @@
+#include "amx_shim.h"
+
 #include "../cpu.h"
+
+namespace software_tiles {
+
+State& state() {
+  static thread_local State s{};
+  return s;
+}
+
+}  // namespace software_tiles
 
 namespace orcaserve::cpu {
 

@@ -7,8 +7,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
-namespace {
 namespace software_tiles {
 
 struct Config {
@@ -23,10 +23,9 @@ struct State {
   uint8_t tiles[8][16][64];
 };
 
-inline State& state() {
-  static thread_local State s{};
-  return s;
-}
+State& state();  // of this thread: amx_shim.cpp
+
+namespace {
 
 inline void must(bool ok, const char* what) {
   if (ok) return;
@@ -120,8 +119,8 @@ inline void multiply_bfloat16(int sums, int a, int b) {
     }
 }
 
-}  // namespace software_tiles
 }  // namespace
+}  // namespace software_tiles
 
 #undef _tile_loadd
 #undef _tile_stored

@@ -28,12 +28,12 @@ Array<float> run(const Packed& w, const Array<float>& x, int n, int n_threads) {
   return y;
 }
 
-Packed random_matrix(Random& random, const Size& size, Format format) {
+Packed random_matrix(Random& random, const Size& size, Format format, bool may_have_exact = true) {
   Array<float> weight(static_cast<size_t>(size.n_out) * size.n_in), bias(static_cast<size_t>(size.n_out));
   random.fill(weight, 0.3);
   random.fill(bias, 0.3);
   Packed packed = pack(format, weight, bias, size.n_out, size.n_in);
-  if (format == Format::kInt8 && random.below(2)) make_exact(packed, weight, {0, size.n_in / 2});
+  if (may_have_exact && format == Format::kInt8 && random.below(2)) make_exact(packed, weight, {0, size.n_in / 2});
   return packed;
 }
 
@@ -94,7 +94,8 @@ void check_tiles(Report& report) {
     for (const Size& size : kSizes)
       for (int n : {1, 3, 4, 5, 15, 16, 17, 18, 25, 31, 32, 33, 50}) {
         Random random(static_cast<uint64_t>(n));
-        const Packed w = random_matrix(random, size, Format::kInt8);
+        // Exact inputs are summed in another order there.
+        const Packed w = random_matrix(random, size, Format::kInt8, false);
         const Array<float> x = random_rows(random, n, size.n_in);
         set_isa("avx512vnni");
         const Array<float> y = run(w, x, n, 1);
