@@ -16,16 +16,17 @@ class NativeModel {
 
   const Model& model() const { return model_; }
 
-  // Runs the batch that `it` describes; fills in request_of, blocks, max_context and, where it is null, hidden. Throws
-  // std::invalid_argument for anything that would read or write elsewhere. Not thread-safe.
+  // Runs the batch that `it` describes, a long one piece by piece; fills in request_of, blocks, max_context and, where it is
+  // null, hidden. Throws std::invalid_argument for anything that would read or write elsewhere. Not thread-safe.
   void run(Iteration it, const KVRegion& kv, Team& team);
 
  private:
   void check(const Iteration& it, const KVRegion& kv) const;
+  void run_piece(Iteration it, int begin, int end, const KVRegion& kv, Team& team);
 
   Model model_;
   std::vector<Layer> layers_;
-  std::vector<int32_t> request_of_;
+  std::vector<int32_t> starts_, contexts_, request_of_, logit_rows_;  // of a piece
   Buffer hidden_, workspace_;
 };
 

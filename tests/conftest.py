@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+# How long an example takes is the machine's business.
+settings.register_profile("orcaserve")
+settings.load_profile("orcaserve")
 
 
 @pytest.fixture(scope="session")

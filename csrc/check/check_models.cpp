@@ -44,7 +44,7 @@ Script mixed(int vocab) {
 // Texts of more than one part of the keys (512), beside short ones; iterations of more rows than go through a Linear
 // together.
 Script long_texts(int vocab) {
-  return write_script({{{0, 600}, {1, 3}},
+  return write_script({{{0, 600}, {3, 460}, {1, 3}},
                        {{1, 1}, {0, 1}},
                        {{0, 423}, {1, 1}, {2, 90}},
                        {{0, 1}},
@@ -64,7 +64,7 @@ std::vector<Logits> play(const ToyModel& toy, Storage storage, const Script& scr
   }
   std::vector<NativeModel*> stages;
   for (NativeModel& worker : workers) stages.push_back(&worker);
-  Host host(toy.model(), storage, 100);
+  Host host(toy.model(), storage, 140);
   Team team(n_threads);
   std::vector<Logits> all;
   for (const Batch& batch : script) all.push_back(host.run(stages, team, batch, toy.frequencies()));

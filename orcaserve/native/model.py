@@ -59,7 +59,8 @@ class NativeModel:
         """The team's threads run every iteration.
 
         part: what of the model `weights` are, None = all of it. all_reduce: with more than one shard, sums an array
-        [floats] in place over the shards; called twice per layer, on the thread that called `forward`.
+        [floats] in place over the shards; called twice per layer and piece of a long batch, on the thread that called
+        `forward`.
         Raises CheckpointError if the rope options make no sense, ValueError if weights do not have the spec's sizes.
         """
         self.part = part = part or Part.whole(spec)

@@ -155,7 +155,7 @@ def test_versions_and_kinds_from_another_world(write_gguf: Write, tmp_path: Path
         GGUFFile(tmp_path / "none.gguf")
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutations_never_do_more_than_raise_a_model_error(
     data: st.DataObject, small_gguf: Path, tmp_path: Path

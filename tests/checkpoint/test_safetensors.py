@@ -93,7 +93,7 @@ def test_other_refusals(write_safetensors: Write, tmp_path: Path) -> None:
             SafetensorsFile(tmp_path / "x.safetensors")
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 180), raw=st.binary(min_size=1, max_size=8), cut=st.integers(0, 40))
 def test_mutations_never_do_more_than_raise_a_model_error(at: int, raw: bytes, cut: int, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"

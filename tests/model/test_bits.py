@@ -60,7 +60,7 @@ def test_thirty_requests_together_and_alone(isa: str, models: list[Any], runner:
         native.set_isa(chosen)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(cuts=st.sets(st.integers(1, 99), max_size=4))
 def test_a_prompt_whole_and_in_pieces(models: list[Any], runner: Any, cuts: set[int]) -> None:
     """What a request computes that was stopped and rebuilt is what it computed before."""

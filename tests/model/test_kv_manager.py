@@ -96,7 +96,7 @@ class Managed(RuleBasedStateMachine):
 
 
 TestManaged = Managed.TestCase
-TestManaged.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestManaged.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 @settings(deadline=None)

@@ -156,7 +156,7 @@ JSON_VALUES = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_config_value_loads_or_is_refused(data: st.DataObject, whole: Path, changed: Any) -> None:
     config = json.loads((whole / "config.json").read_text())
@@ -166,7 +166,7 @@ def test_any_config_value_loads_or_is_refused(data: st.DataObject, whole: Path, 
         load_reference(folder)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 1500), word=st.sampled_from([0, 1, 7, 2**31, 2**63, 2**64 - 1]), width=st.sampled_from("BIQ"))
 def test_any_damage_to_a_gguf_header_is_refused_or_harmless(
     at: int, word: int, width: str, tiny_llama: Any, save_gguf: Any, tmp_path: Path

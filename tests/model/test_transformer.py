@@ -24,7 +24,7 @@ N_NEW = 4
 PROMPTS = st.lists(st.lists(st.integers(0, 130), min_size=1, max_size=40), min_size=1, max_size=7)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(PROMPTS, st.integers(0, 1), st.randoms(use_true_random=False))
 def test_any_request_in_any_mixed_batch_gets_the_tokens_it_gets_alone(
     models: list[Any], runner: Any, prompts: list[list[int]], which: int, random: Any

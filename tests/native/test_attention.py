@@ -216,7 +216,7 @@ TOLERANCES = {"float32": 2e-5, "bfloat16": 2e-5, "int8": 0.02}
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("storage", STORAGES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     pieces=pieces_strategy,
     heads=st.sampled_from(HEADS),
@@ -302,7 +302,7 @@ def test_many_small_weights_beside_large_ones_count_in_int8(isa: str, n_tokens: 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("storage", STORAGES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(pieces=pieces_strategy, threads=st.sampled_from([1, 2]), cut_for=st.sampled_from([1, 2, 1000]))
 def test_a_request_gets_the_same_bits_alone_and_in_any_batch(
     isa: str, storage: str, pieces: Pieces, threads: int, cut_for: int
@@ -329,7 +329,7 @@ def check_in_pieces(storage: str, n: int, borders: list[int], heads: tuple[int, 
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("storage", STORAGES)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(cuts=st.sets(st.integers(1, 199), max_size=5), heads=st.sampled_from(HEADS), dim=st.sampled_from([64, 20]))
 def test_a_prompt_gets_the_same_bits_whole_and_in_pieces(
     isa: str, storage: str, cuts: set[int], heads: tuple[int, int], dim: int

@@ -73,11 +73,12 @@ def test_it_is_the_product(isa: str, kind: str, n_in: int, n_rows: int) -> None:
         w = weights[panel * PANEL : (panel + 1) * PANEL].astype(np.float64)
         got = multiply(kind, packed, x, panel, 0, n_rows)
         error = np.abs(got - x @ w.T)
-        assert (error <= n_in * UNIT * (np.abs(x) @ np.abs(w).T)).all()
+        terms = 3 * n_in if isa == "amx" and kind == "bfloat16" else n_in  # there each input is a sum of three
+        assert (error <= terms * UNIT * (np.abs(x) @ np.abs(w).T)).all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_small_integers_come_out_exactly(kind: str, data: st.DataObject) -> None:
     """Their sums are floats: any input, output or row taken for another shows."""

@@ -145,7 +145,7 @@ def test_int8_is_rounded_to_the_nearest_of_its_group(n_in: int, group: int) -> N
 
 
 @given(st.integers(1, 100), st.integers(1, 300), st.integers(0, 2**32))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_int8_unpacks_to_about_the_weights(n_out: int, n_in: int, seed: int) -> None:
     weights = normal(n_out, n_in, seed=seed)
     matrix = pack([weights], Format.INT8, team=TEAM)

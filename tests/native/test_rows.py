@@ -205,7 +205,7 @@ def test_extreme_numbers(isa: str, int4: bool, value: float) -> None:
     check_quantised(x, 2 * group, group, int4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=200), st.booleans())
 def test_rounding_loses_half_a_step_at_most(values: list[float], int4: bool) -> None:
     group = 32 if int4 else 64

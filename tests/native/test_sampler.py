@@ -216,7 +216,7 @@ DRAWS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(p=DRAWS, vocab=st.integers(1, 3000), levels=st.integers(1, 40), seed=st.integers(0, 1000))
 def test_ties_go_to_the_lower_id(
     isa: str, team: _kernels.Team, p: SamplingParams, vocab: int, levels: int, seed: int
@@ -245,7 +245,7 @@ def test_flat_distributions_over_a_large_vocabulary(
         assert Definition(stepped, p).allows(sample_once(team, logits, p), draw.uniform(seed, 1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), vocab=st.sampled_from([5, 129, 2503, 9000]))
 def test_a_request_gets_the_same_tokens_in_any_batch_on_any_threads(
     isa: str, team: _kernels.Team, seed: int, vocab: int
@@ -318,7 +318,7 @@ def test_draws_over_many_tokens_follow_the_distribution(team: _kernels.Team) -> 
         assert_distribution(frequencies(team, logits, options), np.exp(logits.astype(np.float64)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     p=DRAWS,
     vocab=st.sampled_from([6, 31, 32, 33, 1000, 4096, 5001]),

@@ -62,7 +62,7 @@ def sample_with_logprobs(
     return sampler.sample_with_logprobs(logits.copy(), range(len(requests)), n_top)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     vocab=st.sampled_from([6, 100, 2503, 9001]),
     seed=st.integers(0, 1000),

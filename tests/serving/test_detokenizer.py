@@ -20,7 +20,7 @@ def run(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool =
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), skip=st.booleans())
 def test_joined_deltas_equal_the_whole_decode(kind: str, data: Any, skip: bool, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
@@ -32,7 +32,7 @@ def test_joined_deltas_equal_the_whole_decode(kind: str, data: Any, skip: bool, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_b02_what_continues_a_prompt_is_the_difference(kind: str, data: Any, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(kind)
@@ -47,7 +47,7 @@ def test_b02_what_continues_a_prompt_is_the_difference(kind: str, data: Any, req
         assert whole.endswith(text) and len(text) <= len(whole) - shared
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(min_size=1, max_size=20))
 def test_b01_no_delta_holds_part_of_a_character(byte_level: Tokenizer, text: str) -> None:
     deltas = run(byte_level, [], byte_level.encode(text))

@@ -32,7 +32,7 @@ def expected_cut(text: str, stops: list[str], include: bool) -> tuple[str, bool]
     return text, False
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(
     pieces=st.lists(st.text("ab", max_size=4), max_size=12),
     stops=st.lists(st.text("ab", min_size=1, max_size=5), max_size=4),

@@ -19,7 +19,7 @@ def spec(n_heads: int, n_kv_heads: int, dim: int) -> ModelSpec:
 PIECES = st.lists(st.tuples(st.integers(1, 20), st.sampled_from([0, 1, 17, 40])), min_size=1, max_size=5)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(PIECES, st.sampled_from([(9, 3), (4, 4), (8, 1)]), st.sampled_from([1, 5, 16]), st.integers(0, 99))
 def test_every_request_attends_to_its_own_text(
     pieces: list[tuple[int, int]], heads: tuple[int, int], page_size: int, seed: int

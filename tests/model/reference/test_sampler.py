@@ -225,7 +225,7 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.lists(OPTIONS, min_size=2, max_size=6), st.integers(0, 1000))
 def test_a_request_gets_the_same_tokens_in_any_batch(requests: list[dict[str, Any]], seed: int) -> None:
     """To the token, over four steps, with a vocabulary of odd size that is larger than the first look at candidates."""
@@ -240,7 +240,7 @@ def test_a_request_gets_the_same_tokens_in_any_batch(requests: list[dict[str, An
         assert [alone.sample(logits[i, r : r + 1].clone(), [r])[0][0] for i in range(4)] == [t[r] for t in batch]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(OPTIONS, st.integers(0, 1000), st.sampled_from([0.1, 1.0, 4.0]))
 def test_a_cut_draw_is_the_inverse_of_the_sorted_distribution(
     options: dict[str, Any], seed: int, spread: float

@@ -25,7 +25,7 @@ message = st.fixed_dictionaries(
 fields = st.sampled_from([*COMPLETION, *CHAT, *UNSUPPORTED, "best_of", "x"])
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_fuzzed_fields(server: Any, data: Any) -> None:
     body = {"model": "tiny", "prompt": "a", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}
@@ -40,7 +40,7 @@ def test_fuzzed_fields(server: Any, data: Any) -> None:
         assert set(error) == {"message", "type", "param", "code"} and error["message"]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cut=st.integers(0, 120), junk=st.binary(max_size=6), keep=st.booleans())
 def test_fuzzed_bytes(server: Any, cut: int, junk: bytes, keep: bool) -> None:
     good = json.dumps({"model": "tiny", "prompt": ["a", "ü🦙"], "max_tokens": 2, "stop": ["x"], "n": 1}).encode()
@@ -48,7 +48,7 @@ def test_fuzzed_bytes(server: Any, cut: int, junk: bytes, keep: bool) -> None:
     assert server.post("/v1/completions", body).status_code in (200, 400, 404)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     head=st.binary(max_size=60), line=st.sampled_from([b"GET /live HTTP/1.1\r\n", b"POST /tokenize HTTP/1.1\r\n", b""])
 )
