@@ -99,7 +99,6 @@ TestManaged = Managed.TestCase
 TestManaged.settings = settings(max_examples=40, stateful_step_count=40)
 
 
-@settings(deadline=None)
 @given(
     page_size=st.integers(1, 9),
     n_slots=st.integers(9, 200),

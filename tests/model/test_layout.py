@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orcaserve.model.layout import Int32s, Layout
@@ -32,7 +32,6 @@ def test_types() -> None:
         assert array.dtype == np.int32 and array.flags.c_contiguous
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 40)), min_size=1, max_size=8))
 def test_positions_go_on_where_the_request_stood(pieces: list[tuple[int, int]]) -> None:
     layout = Layout.build(pieces, tables(len(pieces), 20), page_size=4)

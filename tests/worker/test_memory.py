@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orcaserve.config import KVConfig
@@ -20,7 +20,6 @@ def test_the_three_ways_to_say_it() -> None:
     assert choose_n_slots(KVConfig(), 1024, GIB, 100) == 112, "no more than requests could fill"
 
 
-@settings(deadline=None)
 @given(
     page=st.integers(1, 64),
     slot_bytes=st.integers(1, 10**6),

@@ -45,7 +45,6 @@ def test_every_request_attends_to_its_own_text(
         torch.testing.assert_close(part, expected.transpose(0, 1)[context:].flatten(1), rtol=1e-5, atol=1e-5)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_split_and_merge_are_inverses(lengths: list[int]) -> None:
     layout = KVManager(400, 4).lay_out(list(enumerate(lengths)))
