@@ -5,6 +5,8 @@
 // For every BYTES all threads together read a working set of that size, again and again; the best pass counts. Arithmetic
 // runs in registers alone. Built for the machine it runs on (-march=native); what that has no instruction for is null.
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -113,6 +115,28 @@ double peak(int threads, int operations_of_a_step, Step step) {
   return threads * static_cast<double>(kRounds) * 12 * operations_of_a_step / seconds / 1e9;
 }
 
+#if defined(__AMX_INT8__) && defined(__AMX_BF16__)
+// The same of an instruction of AMX on whole tiles; four of them hide its latency.
+template <typename Step>
+double tile_peak(int threads, int operations_of_a_step, Step step) {
+  constexpr int64_t kRounds = 500'000;
+  const double seconds = best_seconds(threads, 8, [&](int) {
+    struct alignas(64) {
+      uint8_t palette = 1, start_row = 0, reserved[14] = {};
+      uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+      uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } config;
+    asm volatile("ldtilecfg %0" ::"m"(config));
+    asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3\n\ttilezero %tmm4\n\ttilezero %tmm5");
+    for (int64_t round = 0; round < kRounds; ++round) step();
+    asm volatile("tilerelease");
+  });
+  return threads * static_cast<double>(kRounds) * 4 * operations_of_a_step / seconds / 1e9;
+}
+#define ORCASERVE_FOUR(name) \
+  asm volatile(name " %tmm5, %tmm4, %tmm0\n\t" name " %tmm5, %tmm4, %tmm1\n\t" name " %tmm5, %tmm4, %tmm2\n\t" name " %tmm5, %tmm4, %tmm3")
+#endif
+
 void print_peaks([[maybe_unused]] int threads) {
 #if defined(__AVX512F__)
   std::printf(R"("float32": %.1f)", peak(threads, 32, [](Vector& x) { asm volatile("vfmadd231ps %0, %0, %0" : "+v"(x)); }));
@@ -121,6 +145,10 @@ void print_peaks([[maybe_unused]] int threads) {
 #else
   std::printf(R"("float32": null)");
 #endif
+#if defined(__AMX_BF16__) && defined(__AMX_INT8__)
+  std::printf(R"(, "bfloat16": %.1f, "int8": %.1f)", tile_peak(threads, 16 * 16 * 32 * 2, [] { ORCASERVE_FOUR("tdpbf16ps"); }),
+              tile_peak(threads, 16 * 16 * 64 * 2, [] { ORCASERVE_FOUR("tdpbsud"); }));
+#else
 #if defined(__AVX512BF16__)
   std::printf(R"(, "bfloat16": %.1f)", peak(threads, 64, [](Vector& x) { asm volatile("vdpbf16ps %0, %0, %0" : "+v"(x)); }));
 #else
@@ -140,6 +168,7 @@ void print_peaks([[maybe_unused]] int threads) {
 #else
   std::printf(R"(, "int8": null)");
 #endif
+#endif
 }
 
 }  // namespace
@@ -150,6 +179,13 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "usage: machine_limits THREADS BYTES...\n");
     return 2;
   }
+#if defined(__AMX_INT8__)
+  constexpr int kAskForComponent = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM
+  if (syscall(SYS_arch_prctl, kAskForComponent, kTiles) != 0) {
+    std::perror("the system gives no AMX tiles");
+    return 1;
+  }
+#endif
   std::printf(R"({"threads": %d, "giga_operations": {)", threads);
   print_peaks(threads);
   std::printf(R"(}, "read_gb_s": {)");
