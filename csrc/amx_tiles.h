@@ -23,7 +23,6 @@ namespace {
 constexpr int kSide = 16;               // most rows of a tile
 constexpr int kTileBytes = 64;          // of a row of a tile
 constexpr int kWeightRow = 4 * kPanel;  // bytes of a panel's row
-constexpr int kLine = 64;
 
 static_assert(kPanel == 3 * kSide && kTileRows == 2 * kSide, "six tiles hold the sums of a call");
 

@@ -7,10 +7,15 @@
 #include "attention_int8_tiles.h"
 #include "quantise.h"
 
+#if ORCASERVE_AMX
+#include "attention_amx.h"
+#endif
+
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr float kLn2 = 0.693147181f;
+constexpr int kValueFloats = ORCASERVE_AMX ? kStep / 4 : 0;  // of gathered values, a dimension
 constexpr float kBits = 15.99f;  // of a weight's digits: 2^kBits stays below 2^16 when it is rounded
 
 class Int8Kernel {
@@ -19,7 +24,7 @@ class Int8Kernel {
 
   static size_t floats(int rows, int head_dim) {
     const size_t r = static_cast<size_t>(rows), d = static_cast<size_t>(whole_blocks(head_dim));
-    return r * (d / 4 + 2 + kLanes) + size_t{kQueryTile} * kStep + 2 * kStep + d + d / 4;
+    return r * (d / 4 + 2 + kLanes) + size_t{kMostRows} * kStep + 2 * kStep + d + d / 4 + kValueFloats * d;
   }
 
   Int8Kernel(const AttentionCall& a, int rows, float* memory)
@@ -32,7 +37,8 @@ class Int8Kernel {
         key_scales_(a.kv->key_scales + a.layer * a.kv->layer_scales),
         value_scales_(a.kv->value_scales + a.layer * a.kv->layer_scales),
         scores_(memory),
-        step_key_scales_(scores_ + kQueryTile * kStep),
+        values_of_step_(reinterpret_cast<int8_t*>(scores_ + kMostRows * kStep)),
+        step_key_scales_(scores_ + kMostRows * kStep + kValueFloats * d_),
         step_value_scales_(step_key_scales_ + kStep),
         scaled_(step_value_scales_ + kStep),
         bytes_(reinterpret_cast<int8_t*>(scaled_ + d_)),
@@ -82,10 +88,13 @@ class Int8Kernel {
       take_scales(now, least(kStep, keys.end - t));
       bool fetch = true;
       for (int row = most(first_row, u.first_row(t)), n; row < u.n_rows; row += n, fetch = false) {
-        n = tile_rows(u.n_rows - row, kDotTile);
-        int visible[kQueryTile];
+        const bool on_tiles = suits_tiles(u.n_rows - row);
+        n = tile_rows(u.n_rows - row, on_tiles ? kMostRows : kDotTile);
+        int visible[kMostRows];
         for (int r = 0; r < n; ++r) visible[r] = least(u.visible[row + r] - t, kStep);
-        if (fetch)
+        if (on_tiles)
+          step_on_tiles(n, {row, visible}, now, fetch ? &then : nullptr, into);
+        else if (fetch)
           step_of<true>(n, {row, visible}, now, then, into);
         else
           step_of<false>(n, {row, visible}, now, then, into);
@@ -185,10 +194,11 @@ class Int8Kernel {
 
   // Integer scores become weights; maxima and sums of the rows move on. A weight is 2^(score - the step's maximum),
   // times the value's scale, times the power of two that brings it up to kBits bits.
+  // at: where the tile's rows begin in scores_ and w. begins: what is still to be added to a row's scores, or null.
   template <int ROWS>
-  void weigh(const Tile& tile, Weights& w, const Softmax& into) {
+  void weigh(const Tile& tile, int at_row, const int32_t* begins, Weights& w, const Softmax& into) {
     // Pointers of its own: after every store the compiler would fetch the members again.
-    float* __restrict const all_scores = scores_;
+    float* __restrict const all_scores = scores_ + at_row * kStep;
     const float* __restrict const key_scales = step_key_scales_;
     const float* __restrict const value_scales = step_value_scales_;
     const float* __restrict const q_scales = q_scales_ + tile.row;
@@ -200,9 +210,10 @@ class Int8Kernel {
     for (int r = 0; r < ROWS; ++r) {
       float* scores = all_scores + r * kStep;
       const int visible = tile.visible[r];
+      const IntVec begin = begins ? begins[r] - IntVec{} : IntVec{};
       top[r] = splat(-kInfinity);
       for (int v = 0; v < kStepVecs; ++v) {
-        Vec x = to_floats(load_bytes(scores + v * kLanes)) * load(key_scales + v * kLanes);
+        Vec x = to_floats(load_bytes(scores + v * kLanes) + begin) * load(key_scales + v * kLanes);
         store(scores + v * kLanes, x);
         if (!whole) x = keep_first(x, visible - v * kLanes, splat(-kInfinity));
         top[r] = maximum(x, top[r]);
@@ -215,8 +226,8 @@ class Int8Kernel {
     const Vec new_max = maximum(step_max, old_max);
     float offset[kLanes];
     store(offset, shift - step_max);
-    store(w.factor, power_of_2(old_max - new_max));
-    store(w.scale, power_of_2(step_max - new_max - shift));
+    store(w.factor + at_row, power_of_2(old_max - new_max));
+    store(w.scale + at_row, power_of_2(step_max - new_max - shift));
     store_first(into.max + tile.row, new_max, ROWS);
 #pragma GCC unroll 1
     for (int r = 0; r < ROWS; ++r) {
@@ -238,10 +249,10 @@ class Int8Kernel {
           sum += p;
           digits[i] = nearest(weight);
         }
-        store_digits(digits, w.high[r] + v * kLanes, w.low[r] + v * kLanes);
+        store_digits(digits, w.high[at_row + r] + v * kLanes, w.low[at_row + r] + v * kLanes);
       }
       float* lanes = all_lanes + r * kLanes;
-      store(lanes, multiply_add(sum, splat(w.scale[r]), load(lanes) * splat(w.factor[r])));
+      store(lanes, multiply_add(sum, splat(w.scale[at_row + r]), load(lanes) * splat(w.factor[at_row + r])));
     }
   }
 
@@ -253,7 +264,7 @@ class Int8Kernel {
     for (int v = 0; v < kStepVecs; v += kVecTile)
       score_tile<ROWS, FETCH>(q, d_, init_ + tile.row, d, now, then, v, stride_, reinterpret_cast<int32_t*>(scores_));
     Weights w;
-    weigh<ROWS>(tile, w, into);
+    weigh<ROWS>(tile, 0, nullptr, w, into);
     float* o = into.o + int64_t{tile.row} * into.stride;
     const int n_keys = FETCH ? kStep : tile.visible[ROWS - 1];
     int c = 0;
@@ -262,6 +273,43 @@ class Int8Kernel {
     for (; c + kLanes <= d; c += kLanes) value_tile<ROWS, 1, false, FETCH>(w, now, then, n_keys, c, d, o, into.stride);
     if (c < d) value_tile<ROWS, 1, true, FETCH>(w, now, then, n_keys, c, d, o, into.stride);
   }
+
+#if ORCASERVE_AMX
+  bool suits_tiles(int n_rows) const { return n_rows >= kFewRowsOfTiles && a_.head_dim % kTileDims == 0; }
+
+  // A step of a tile of n rows; the first tile of a step gathers its values, and fetches `then`.
+  void step_on_tiles(int n, const Tile& tile, const Step& now, const Step* then, const Softmax& into) {
+    const int d = a_.head_dim;
+    if (then) {
+      gather_values(now, d, values_of_step_);
+      for (int s = 0; s < kStrips; ++s)
+        for (int i = 0; i < d * kStrip; i += kLine) {
+          __builtin_prefetch(then->keys[s] + i / kLine * stride_, 0, 2);
+          __builtin_prefetch(then->values[s] + i, 0, 2);
+        }
+    }
+    configure_tiles(n);
+    score_on_tiles(q_ + int64_t{tile.row} * d_, d_, d, now, stride_, reinterpret_cast<int32_t*>(scores_));
+    Weights w;
+    constexpr int kSome = 6;
+    for (int r = 0; r < n; r += kSome) {
+      const Tile some{tile.row + r, tile.visible + r};
+      weigh_some<kSome>(least(kSome, n - r), some, r, w, into);
+    }
+    weigh_values(w, n, values_of_step_, d, into.o + int64_t{tile.row} * into.stride, into.stride);
+  }
+
+  template <int ROWS>
+  void weigh_some(int n_rows, const Tile& tile, int at_row, Weights& w, const Softmax& into) {
+    if (n_rows == ROWS)
+      weigh<ROWS>(tile, at_row, init_ + tile.row, w, into);
+    else if constexpr (ROWS > 1)
+      weigh_some<ROWS - 1>(n_rows, tile, at_row, w, into);
+  }
+#else
+  static bool suits_tiles(int) { return false; }
+  static void step_on_tiles(int, const Tile&, const Step&, const Step*, const Softmax&) {}
+#endif
 
   // tile_step of as many rows as the tile has.
   template <bool FETCH, int ROWS = kDotTile>
@@ -280,7 +328,8 @@ class Int8Kernel {
   int8_t* const values_;
   float* const key_scales_;
   float* const value_scales_;
-  float* const scores_;             // [kQueryTile][kStep]
+  float* const scores_;             // [kMostRows][kStep]
+  int8_t* const values_of_step_;    // AMX: gathered
   float* const step_key_scales_;    // [kStep]
   float* const step_value_scales_;  // [kStep]
   float* const scaled_;             // [d]
@@ -298,6 +347,7 @@ size_t int8_scratch_floats(int rows, int head_dim) { return Attention<Int8Kernel
 
 void attend_int8(const AttentionCall& a, float* scratch, Team& team, int member) {
   Attention<Int8Kernel>(a, scratch).run(team, member);
+  end_multiply();
 }
 
 }  // namespace orcaserve::ORCASERVE_ISA

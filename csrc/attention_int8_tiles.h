@@ -2,12 +2,14 @@
 #pragma once
 
 #include "attention_bytes.h"
+#include "linear_amx.h"
 
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr int kStep = 64;  // keys of a softmax step
 constexpr int kStrips = kStep / kStrip;
+constexpr int kMostRows = ORCASERVE_AMX ? 16 : kQueryTile;  // of a tile
 constexpr int kStepVecs = kStep / kLanes;
 static_assert(kPartKeys % kStep == 0, "steps do not cross the border of a part");
 
@@ -58,12 +60,13 @@ inline void score_tile(const int8_t* q, int64_t q_stride, const int32_t* init, i
       __builtin_memcpy(scores + r * kStep + (first + v) * kLanes, &acc[r][v], sizeof acc[r][v]);
 }
 
-// The weights of a tile: two digits of each, and per row what turns sums of them into weighted sums of values.
+// The weights of a tile: two digits of each, and per row what turns sums of them into weighted sums of values. Padded, since
+// they are written a vector at a time.
 struct Weights {
-  alignas(kLine) uint8_t high[kQueryTile][kStep];
-  alignas(kLine) uint8_t low[kQueryTile][kStep];
-  float factor[kLanes];  // for the earlier sums
-  float scale[kLanes];   // for the sums of this step
+  alignas(kLine) uint8_t high[kMostRows][kStep];
+  alignas(kLine) uint8_t low[kMostRows][kStep];
+  float factor[kMostRows + kLanes];  // for the earlier sums
+  float scale[kMostRows + kLanes];   // for the sums of this step
 };
 
 // o[r][v] = o[r][v] * factor[r] + scale[r] * sum over keys of weights[r] * value, for VECS vectors of dimensions from

@@ -10,7 +10,6 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 constexpr int kStrip = 16;  // consecutive keys, from a multiple of 16 on, lie in one page
-constexpr int kLine = 64;   // bytes
 constexpr int kAhead = 4;   // tokens whose q, k and v are fetched early: they are far apart
 
 // A tile of kQueryTile x kVecTile accumulators, the vectors they are fed from, and a broadcast fit the registers.

@@ -14,7 +14,6 @@ namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr int kRowBytes = kPanel * 4;  // of the weights of one float32 input, or of two bfloat16 ones
-constexpr int kLine = 64;              // bytes that one prefetch brings
 constexpr int kPanelVecs = kPanel / kLanes;
 constexpr int kMaxRows = ORCASERVE_REGISTERS == 32 ? 8 : kLanes == 4 ? 3 : 6;  // of a tile
 

@@ -16,6 +16,7 @@ namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
 constexpr int kLanes = ORCASERVE_VECTOR_BYTES / 4;
+constexpr int kLine = 64;  // bytes of a cache line
 
 using Vec = float __attribute__((vector_size(ORCASERVE_VECTOR_BYTES)));
 using IntVec = int32_t __attribute__((vector_size(ORCASERVE_VECTOR_BYTES)));

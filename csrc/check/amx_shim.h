@@ -78,8 +78,9 @@ inline void must_fit(int sums, int a, int b) {
        "tiles that fit each other");
 }
 
-// TDPBSUD: sums += signed bytes of a times unsigned bytes of b, four at a time.
-inline void multiply_signed_unsigned(int sums, int a, int b) {
+// TDPBSUD and TDPBUSD: sums += bytes of a times bytes of b, four at a time; A and B: what kind of bytes.
+template <typename A, typename B>
+inline void multiply_bytes(int sums, int a, int b) {
   State& s = state();
   must_fit(sums, a, b);
   for (int row = 0; row < s.config.rows[sums]; ++row)
@@ -87,7 +88,7 @@ inline void multiply_signed_unsigned(int sums, int a, int b) {
       uint32_t sum;
       std::memcpy(&sum, s.tiles[sums][row] + 4 * column, sizeof sum);
       for (int i = 0; i < s.config.row_bytes[a]; ++i)
-        sum += static_cast<uint32_t>(static_cast<int8_t>(s.tiles[a][row][i]) * s.tiles[b][i / 4][4 * column + i % 4]);
+        sum += static_cast<uint32_t>(static_cast<A>(s.tiles[a][row][i]) * static_cast<B>(s.tiles[b][i / 4][4 * column + i % 4]));
       std::memcpy(s.tiles[sums][row] + 4 * column, &sum, sizeof sum);
     }
 }
@@ -126,11 +127,13 @@ inline void multiply_bfloat16(int sums, int a, int b) {
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbsud
+#undef _tile_dpbusd
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(config) software_tiles::configure(config)
 #define _tile_release() software_tiles::release()
 #define _tile_zero(tile) software_tiles::zero(tile)
 #define _tile_loadd(tile, base, stride) software_tiles::load(tile, base, stride)
 #define _tile_stored(tile, base, stride) software_tiles::store(tile, base, stride)
-#define _tile_dpbsud(sums, a, b) software_tiles::multiply_signed_unsigned(sums, a, b)
+#define _tile_dpbsud(sums, a, b) software_tiles::multiply_bytes<int8_t, uint8_t>(sums, a, b)
+#define _tile_dpbusd(sums, a, b) software_tiles::multiply_bytes<uint8_t, int8_t>(sums, a, b)
 #define _tile_dpbf16ps(sums, a, b) software_tiles::multiply_bfloat16(sums, a, b)
