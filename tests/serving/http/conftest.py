@@ -28,7 +28,7 @@ Script = Callable[[Request, int], int]  # the n-th token of a request
 
 
 class FakeEngine:
-    """Stands for EngineClient: gives each live request one token a tick, by a script, as an engine would.
+    """Stands for the Supervisor: gives each live request one token a tick, by a script, as an engine would.
 
     pause: no ticks while set. admit: requests wait unanswered while False. cancelled: ids the endpoint gave up.
     """
@@ -39,6 +39,8 @@ class FakeEngine:
         self.last_report = time.monotonic()
         self.closed = asyncio.Event()
         self.on_report: Callable[[IterationReport], None] | None = None
+        self.on_restart: Callable[[], None] = lambda: None
+        self.present = True
         self.script = script
         self.seconds_per_token = 0.001
         self.pause = False
