@@ -70,11 +70,11 @@ class EngineProcess:
         except BaseException:
             directory.rmdir()
             raise
-        threading.Thread(target=self._watch, args=(self._child,), name="engine watch", daemon=True).start()
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: connect() says why
             self._child.stdin.write(self._config.to_json().encode() + b"\n")
             self._child.stdin.flush()
+        threading.Thread(target=self._watch, args=(self._child,), name="engine watch", daemon=True).start()
 
     @property
     def pid(self) -> int:

@@ -64,7 +64,9 @@ class OngoingRequests:
         news.listen(ongoing.take)
 
     def hand_over_all(self, engine: EngineClient) -> None:
-        """The earliest first: so they keep their places."""
+        """The earliest first: so they keep their places. An engine that is gone already gets nothing."""
+        if engine.closed.is_set():
+            return
         for request_id in self._requests:
             self.hand_over(request_id, engine)
 

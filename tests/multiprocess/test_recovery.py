@@ -180,7 +180,7 @@ def test_requests_wait_while_the_engine_is_away(serve: Serve, within: Within) ->
 def test_a_request_in_two_crashes_is_failed(serve: Serve, within: Within) -> None:
     """And one that came after the first crash goes on."""
     with ThreadPoolExecutor(2) as pool:
-        suspect = pool.submit(Stream, serve, prompt="ab", max_tokens=30000, temperature=0, logit_bias={"90": 100})
+        suspect = pool.submit(Stream, serve, prompt="ab", max_tokens=4000, temperature=0, logit_bias={"90": 100})
         engine = serve.engine_pid
         assert within(10, lambda: serve.metric("orcaserve_generation_tokens_total") > 10)
         os.kill(engine, signal.SIGKILL)
@@ -211,7 +211,7 @@ def test_after_the_limit_of_restarts_the_server_says_so_and_ends(
 
     assert within(60, kill_another)
     assert serve.process.returncode == 1
-    assert len(killed) == 6, "the first, and five in its place"
+    assert len(killed) == 6, "".join(serve.log)
     assert serve.stop() == 1
     assert any("there is no engine any more (6 in a row have lived for less than 5 s)" in line for line in serve.log)
     assert not any(alive(engine) for engine in killed) and not list(folder.iterdir())
