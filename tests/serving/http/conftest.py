@@ -70,12 +70,12 @@ class FakeEngine:
         stream.put(Progress(request_id, token, reason, error))
 
     async def run(self) -> None:
-        iteration = 0
+        self.iteration = 0
         while True:
             await asyncio.sleep(self.seconds_per_token)
             if self.pause or not self._live:
                 continue
-            iteration += 1
+            self.iteration += 1
             batch = list(self._live.items())
             for request_id, (request, stream) in batch:
                 if self.refuse is not None:
@@ -92,7 +92,9 @@ class FakeEngine:
                 else:
                     self._end(request_id, reason, token=token)
             live = len(self._live)
-            self.status = EngineStatus(iteration, len(batch), 0, live, 16 * live, 8 * live, len(batch), 0, 0.001, 0.001)
+            self.status = EngineStatus(
+                self.iteration, len(batch), 0, live, 16 * live, 8 * live, len(batch), 0, 0.001, 0.001
+            )
             self.last_report = time.monotonic()
             if self.on_report is not None:
                 self.on_report(IterationReport([], self.status))
