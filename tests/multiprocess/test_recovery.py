@@ -252,6 +252,40 @@ def test_a_model_that_changes_meanwhile_is_not_taken(served_model: Path, folder:
     assert not list(folder.iterdir())
 
 
+def test_a_server_that_is_stopped_for_a_while_keeps_its_engine(serve: Serve) -> None:
+    body = {"prompt": "ab", "max_tokens": 3000, "temperature": 0.9, "seed": 3}
+    undisturbed, engine = outcomes([Stream(serve, **body)]), serve.engine_pid
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(Stream, serve, **body)
+        time.sleep(0.1)
+        serve.process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        serve.process.send_signal(signal.SIGCONT)
+        assert outcomes([running.result()]) == undisturbed
+    time.sleep(1)
+    assert serve.engine_pid == engine
+
+
+def test_the_default_model(default_model: Path, folder: Path, within: Within) -> None:
+    """A real model, of which an iteration over a long prompt takes longer than an engine may be silent."""
+    float32 = ("--quantization", "none", "--dtype", "float32", "--kv-cache-dtype", "float32")
+    serve = Serve(str(default_model), "--port", "0", "--n-slots", "12288", "-t", "1", "--engine-timeout", "2", *float32)
+    engine = serve.engine_pid
+    serve.complete("word " * 4000, max_tokens=1)
+    assert serve.engine_pid == engine, "a long iteration is no hang"
+    wanted = [body | {"prompt": f"Item {i}: the sea is"} for i, body in enumerate(bodies(30)[:8])]
+    undisturbed = outcomes(run_all(serve, wanted, lambda: None))
+
+    def kill() -> None:
+        before = serve.metric("orcaserve_generation_tokens_total")
+        assert within(30, lambda: serve.metric("orcaserve_generation_tokens_total") > before + 100)
+        os.kill(engine, signal.SIGKILL)
+
+    assert outcomes(run_all(serve, wanted, kill)) == undisturbed
+    assert serve.stop() == 0
+    assert not list(folder.iterdir())
+
+
 @pytest.mark.parametrize("seconds", ["nan", "0", "1.9", "4000", "soon"])
 def test_a_wrong_timeout_is_one_line(seconds: str) -> None:
     command = [sys.executable, "-m", "orcaserve", "serve", "--engine-timeout", seconds]
