@@ -21,6 +21,7 @@ MAX_RESTARTS = 5  # in a row, of engines that lived for less than SHORT_LIFE
 SHORT_LIFE = 5.0  # s after the model was loaded
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 8.0  # s before the second restart in such a row; doubled for each further one
 LAST_NEWS = 2.0  # s to read what a process that has ended still said
+OWN_END = 0.3  # s for a process whose stream has ended to end by itself: its exit code is for the log
 START_SILENCE = 30.0  # s; an interpreter that starts on a busy machine says nothing for longer than one that runs
 WAITING_PERIOD = 5.0  # s between two calls of on_waiting
 
@@ -149,6 +150,7 @@ class Supervisor:
         try:
             await asyncio.wait((ended, lost), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((lost,), timeout=LAST_NEWS)
+            await asyncio.wait((ended,), timeout=OWN_END)
         finally:
             ended.cancel()
             lost.cancel()

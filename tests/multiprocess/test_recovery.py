@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,10 +37,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+# Only where silence is looked at: a busy machine may keep an engine from running for two seconds.
+hasty = pytest.mark.parametrize("serve", [("--engine-timeout", "2")], indirect=True, ids=["hasty"])
+
+
 @pytest.fixture
-def serve(served_model: Path, folder: Path, alive: Alive, within: Within) -> Iterator[Serve]:
+def serve(
+    request: pytest.FixtureRequest, served_model: Path, folder: Path, alive: Alive, within: Within
+) -> Iterator[Serve]:
     """A server that must be as it was at the end: ready, all slots free, and nothing left once it is told to end."""
-    serve = Serve(str(served_model), *FLAGS, "--engine-timeout", "2")
+    serve = Serve(str(served_model), *FLAGS, *getattr(request, "param", ()))
     yield serve
     assert within(20, lambda: serve.http.get("/ready").status_code == 200)
     assert within(5, lambda: serve.metric("orcaserve_kv_slots_reserved") == 0)
@@ -132,6 +139,7 @@ def test_engines_are_killed_at_random_moments_and_no_text_changes(serve: Serve, 
     assert n_comments > 0
 
 
+@hasty
 def test_a_hung_engine_is_replaced_in_time(serve: Serve, alive: Alive, within: Within) -> None:
     body = {"prompt": "ab", "max_tokens": 3000, "temperature": 0.9, "seed": 3}
     undisturbed = outcomes([Stream(serve, **body)])
@@ -142,19 +150,21 @@ def test_a_hung_engine_is_replaced_in_time(serve: Serve, alive: Alive, within: W
         os.kill(engine, signal.SIGSTOP)
         stopped = time.monotonic()
         assert within(10, lambda: not alive(engine))
-        assert 1.5 <= time.monotonic() - stopped <= 3.5
+        assert 1.5 <= time.monotonic() - stopped <= 4
         stream = running.result()
     assert stream.comments >= 1
     assert outcomes([stream]) == undisturbed
 
 
+@hasty
 def test_an_idle_engine_that_hangs_is_replaced_too(serve: Serve, alive: Alive, within: Within) -> None:
     known, engine = serve.text(max_tokens=8), serve.engine_pid
     os.kill(engine, signal.SIGSTOP)
-    assert within(4, lambda: not alive(engine))
+    assert within(5, lambda: not alive(engine))
     assert serve.text(max_tokens=8) == known
 
 
+@hasty
 def test_a_silent_time_without_work_is_no_hang(serve: Serve) -> None:
     engine = serve.engine_pid
     time.sleep(5)
@@ -238,8 +248,6 @@ def test_the_replacement_dies_with_its_endpoint(served_model: Path, folder: Path
 
 def test_a_model_that_changes_meanwhile_is_not_taken(served_model: Path, folder: Path, tmp_path: Path) -> None:
     """Its tokens would be other ones: the server tries, then ends."""
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(served_model, copy)
     serve = Serve(str(copy), *FLAGS)
@@ -252,6 +260,7 @@ def test_a_model_that_changes_meanwhile_is_not_taken(served_model: Path, folder:
     assert not list(folder.iterdir())
 
 
+@hasty
 def test_a_server_that_is_stopped_for_a_while_keeps_its_engine(serve: Serve) -> None:
     body = {"prompt": "ab", "max_tokens": 3000, "temperature": 0.9, "seed": 3}
     undisturbed, engine = outcomes([Stream(serve, **body)]), serve.engine_pid
