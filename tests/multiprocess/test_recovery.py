@@ -48,12 +48,15 @@ def serve(
     """A server that must be as it was at the end: ready, all slots free, and nothing left once it is told to end."""
     serve = Serve(str(served_model), *FLAGS, *getattr(request, "param", ()))
     yield serve
-    assert within(20, lambda: serve.http.get("/ready").status_code == 200)
-    assert within(5, lambda: serve.metric("orcaserve_kv_slots_reserved") == 0)
-    assert not list(folder.iterdir())
-    engine = serve.engine_pid
-    assert serve.stop() == 0
-    assert not alive(engine)
+    try:
+        assert within(20, lambda: serve.http.get("/ready").status_code == 200)
+        assert within(5, lambda: serve.metric("orcaserve_kv_slots_reserved") == 0)
+        assert not list(folder.iterdir())
+        engine = serve.engine_pid
+        assert serve.stop() == 0
+        assert not alive(engine)
+    finally:
+        serve.process.kill()
     assert not list(folder.iterdir())
     assert not any("Traceback" in line for line in serve.log), "".join(serve.log)
 
