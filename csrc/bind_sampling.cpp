@@ -28,12 +28,12 @@ class BoundSampler {
   void admit(int64_t request_id, double temperature, int32_t top_k, double top_p, double min_p,
              double repetition_penalty, double presence_penalty, double frequency_penalty, Ids bias_ids,
              std::vector<float> bias, int64_t min_tokens, Ids stop_ids, int64_t largest_id, uint64_t seed,
-             int64_t n_text, Ids seen) {
+             int64_t n_prompt, Ids seen, const Ids& output) {
     if (bias_ids.size() != bias.size()) throw std::invalid_argument("as many biases as their ids are needed");
     sampler_.admit(request_id,
                    {temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty,
                     std::move(bias_ids), std::move(bias), min_tokens, std::move(stop_ids), largest_id, seed},
-                   n_text, std::move(seen));
+                   n_prompt, std::move(seen), output);
   }
 
   void drop(const std::vector<int64_t>& request_ids) {
@@ -113,7 +113,7 @@ void bind_sampling(nb::module_& m) {
       .def(nb::init<orcaserve::Team&>(), "team"_a, nb::keep_alive<1, 2>())
       .def("admit", &BoundSampler::admit, "request_id"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
            "repetition_penalty"_a, "presence_penalty"_a, "frequency_penalty"_a, "bias_ids"_a, "bias"_a, "min_tokens"_a,
-           "stop_ids"_a, "largest_id"_a, "seed"_a, "n_text"_a, "seen"_a)
+           "stop_ids"_a, "largest_id"_a, "seed"_a, "n_prompt"_a, "seen"_a, "output"_a)
       .def("drop", &BoundSampler::drop, "request_ids"_a)
       .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "request_ids"_a,
            "masks"_a.noconvert(), "n_top"_a);

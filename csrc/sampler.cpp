@@ -25,10 +25,13 @@ double uniform(uint64_t seed, uint64_t index) {
   return static_cast<double>(splitmix64(splitmix64(seed) ^ index) >> 11) * 0x1p-53;
 }
 
-void Sampler::admit(int64_t request_id, SamplingSettings settings, int64_t n_text, std::vector<int32_t> seen) {
+void Sampler::admit(int64_t request_id, SamplingSettings settings, int64_t n_prompt, std::vector<int32_t> seen,
+                    const std::vector<int32_t>& output) {
   std::sort(seen.begin(), seen.end());
   seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-  states_.insert_or_assign(request_id, State{std::move(settings), n_text, 0, std::move(seen), {}, {}});
+  State state{std::move(settings), n_prompt, 0, std::move(seen), {}, {}};
+  for (const int32_t token : output) state.append(token);
+  states_.insert_or_assign(request_id, std::move(state));
 }
 
 void Sampler::State::append(int32_t token) {
@@ -83,7 +86,7 @@ void Sampler::sample(float* logits, int n, int vocab, const SampleWish* wishes, 
     State& state = states_.at(wishes[i].request_id);
     tokens[i] = 0;
     outcomes[i] = SampleOutcome::kOutsideVocabulary;
-    if (state.n_output == 0 && state.settings.largest_id >= vocab) continue;
+    if (state.settings.largest_id >= vocab) continue;
     rows_.push_back(state.row(wishes[i], logits + static_cast<int64_t>(i) * vocab));
     sampled_.emplace_back(i, &state);
   }

@@ -41,8 +41,10 @@ enum class SampleOutcome : int32_t { kOk = 0, kNotANumber = 1, kAllExcluded = 2,
 // Not thread-safe.
 class Sampler {
  public:
-  // n_text: tokens of the text so far; `seen` holds its ids if repetition_penalty is not 1.
-  void admit(int64_t request_id, SamplingSettings settings, int64_t n_text, std::vector<int32_t> seen);
+  // n_prompt: tokens of the prompt; `seen` holds its ids if repetition_penalty is not 1. output: tokens that were put out
+  // already, by another sampler.
+  void admit(int64_t request_id, SamplingSettings settings, int64_t n_prompt, std::vector<int32_t> seen,
+             const std::vector<int32_t>& output);
 
   // An unknown id is no error.
   void drop(int64_t request_id) { states_.erase(request_id); }

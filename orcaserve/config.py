@@ -17,6 +17,7 @@ DTYPES: tuple[str, ...] = get_args(DType)
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
 DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
+MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
 PAGE_SIZE = 16  # slots the K/V manager hands out together
 
 
@@ -116,11 +117,15 @@ class ServingConfig:
     body_timeout: float = 30.0
     write_timeout: float = 60.0
     start_timeout: float = 600.0
+    engine_timeout: float = 10.0  # s without a word from the engine, which is then taken for hung and replaced
     log_level: str = "info"
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", "must be from 0 to 65535")
+        if not MIN_ENGINE_TIMEOUT <= self.engine_timeout <= MAX_ENGINE_TIMEOUT:
+            span = f"{MIN_ENGINE_TIMEOUT:g} to {MAX_ENGINE_TIMEOUT:g}"
+            raise ConfigError("--engine-timeout", f"must be from {span} seconds")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

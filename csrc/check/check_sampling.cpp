@@ -225,7 +225,7 @@ std::vector<std::vector<int32_t>> tokens_of(const std::vector<int64_t>& requests
   Sampler sampler;
   std::vector<std::vector<int32_t>> chosen(requests.size());
   for (int64_t id : requests) {
-    sampler.admit(id, settings_of(id), 10 + id, {1, 2, 3, 2});
+    sampler.admit(id, settings_of(id), 10 + id, {1, 2, 3, 2}, {});
   }
   for (int step = 0; step < kSteps; ++step) {
     Array<float> logits;

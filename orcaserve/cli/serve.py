@@ -29,6 +29,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("ORCASERVE_API_KEY"),
         help="clients must send it as a bearer token; better given as ORCASERVE_API_KEY, which `ps` does not show",
     )
+    group = parser.add_argument_group("recovery")
+    group.add_argument(
+        "--engine-timeout",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="an engine that gives no sign of life for so long is taken for hung, and replaced; requests go on in the "
+        "new one, as after a crash (default: %(default)g)",
+    )
+    group = parser.add_argument_group("log")
     group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
@@ -41,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         uds=args.uds,
         served_model_name=args.served_model_name,
         api_key=args.api_key,
+        engine_timeout=args.engine_timeout,
         log_level=args.log_level,
     )
     config = engine_config(args)

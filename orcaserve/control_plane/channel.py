@@ -6,6 +6,7 @@ from pathlib import Path
 
 from orcaserve.control_plane.codec import MAX_MESSAGE_BYTES
 
+HEARTBEAT_SECONDS = 0.5  # an engine that has said nothing for so long says that it lives
 MAX_SOCKET_PATH = 107  # bytes; the kernel's limit for the address of a Unix socket, less its closing zero
 
 OPTIONS: list[tuple[str, int]] = [

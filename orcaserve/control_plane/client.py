@@ -20,6 +20,7 @@ from orcaserve.core import EngineError, EngineFacts, EngineStatus, FinishReason,
 from orcaserve.core.errors import ENGINE_LOST
 
 CLOSE_GRACE = 1.0  # s for the engine to end the stream when asked
+N_TICKS = 8  # parts of the time an engine may be silent
 
 _log = logging.getLogger(__name__)
 _Call = grpc.aio.StreamStreamCall[wire.ToEngine, wire.FromEngine]
@@ -32,9 +33,11 @@ class EngineClient:
     status: the engine after its latest report; last_report: when that came, on time.monotonic().
     closed: set when the engine is gone or close() was called; `reason` then says why (for the log).
     on_report: called with each report, before its streams see it; it must not block. May be set at any time.
+
+    An engine that has said nothing for `silence` seconds, not even that it lives, is taken for gone: it hangs.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, call: _Call, facts: EngineFacts) -> None:
+    def __init__(self, channel: grpc.aio.Channel, call: _Call, facts: EngineFacts, silence: float | None) -> None:
         """Use EngineClient.connect."""
         self.facts = facts
         self.status = EngineStatus()
@@ -50,19 +53,28 @@ class EngineClient:
         self._something_to_say = asyncio.Event()
         self._reader = asyncio.create_task(self._read(), name="engine client: read")
         self._writer = asyncio.create_task(self._write(), name="engine client: write")
+        self._n_silent_ticks = 0
+        self._watch = None if silence is None else asyncio.create_task(self._watch_silence(silence))
 
     @classmethod
-    async def connect(cls, socket: Path) -> EngineClient:
+    async def connect(
+        cls, socket: Path, silence: float | None = None, start_silence: float | None = None
+    ) -> EngineClient:
         """Attach to the engine and wait until its model is loaded; put asyncio.timeout around it to bound the wait.
 
-        The socket may not be there yet. Raises EngineError if the engine gives up.
+        The socket may not be there yet. silence, start_silence: seconds without a word after which an engine is taken
+        for gone, once its model is loaded and until then; None: no limit. Raises EngineError if the engine gives up.
         """
         channel = grpc.aio.insecure_channel(target_of(socket), options=OPTIONS)
         try:
             call: _Call = EngineStub(channel).Attach(wait_for_ready=True)  # type: ignore[no-untyped-call]
-            first = await call.read()
+            while True:
+                async with asyncio.timeout(start_silence):
+                    first = await call.read()
+                if not (isinstance(first, wire.FromEngine) and first.HasField("heartbeat")):
+                    break
             if isinstance(first, wire.FromEngine) and first.HasField("facts"):
-                return cls(channel, call, codec.decode_facts(first.facts))
+                return cls(channel, call, codec.decode_facts(first.facts), silence)
             if isinstance(first, wire.FromEngine) and first.HasField("failure"):
                 raise EngineError(first.failure.message)
             raise EngineError("the engine closed its stream before it was ready")
@@ -70,6 +82,8 @@ class EngineClient:
             await channel.close()
             if isinstance(error, grpc.aio.AioRpcError):
                 raise EngineError(f"the engine's stream broke: {error.code().name}") from error
+            if isinstance(error, TimeoutError):
+                raise EngineError(f"the engine said nothing for {start_silence:g} s while it loaded") from error
             raise
 
     @property
@@ -108,6 +122,9 @@ class EngineClient:
         self._lose("closed by the endpoint", message)
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
         await asyncio.wait({self._reader}, timeout=CLOSE_GRACE)
@@ -149,6 +166,7 @@ class EngineClient:
         reason = "its stream ended"
         try:
             while isinstance(message := await self._call.read(), wire.FromEngine):
+                self._n_silent_ticks = 0
                 if message.HasField("report"):
                     self._dispatch(message.report)
                 elif message.HasField("failure"):
@@ -160,6 +178,13 @@ class EngineClient:
             _log.exception("reading the engine's reports failed")
             reason = f"its report could not be read: {type(error).__name__}"
         self._lose(reason)
+
+    async def _watch_silence(self, silence: float) -> None:
+        """Counts ticks of this loop: when this process itself was stopped a while, the engine is not to blame."""
+        while self._n_silent_ticks < N_TICKS:
+            await asyncio.sleep(silence / N_TICKS)
+            self._n_silent_ticks += 1
+        self._lose(f"it has said nothing for {silence:g} s")
 
     def _dispatch(self, message: wire.IterationReport) -> None:
         progress = codec.decode_progress(message)

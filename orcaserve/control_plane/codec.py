@@ -40,6 +40,7 @@ def encode_submit(request: Request) -> wire.Submit:
     assert 0 <= request.id <= MAX_REQUEST_ID, "request ids are ours to choose"
     _check_ids("prompt", request.input_ids)
     _check_ids("stop_token_ids", request.stop_ids)
+    _check_ids("output", request.output)
     params = request.params
     submit = wire.Submit(
         request_id=request.id,
@@ -58,6 +59,7 @@ def encode_submit(request: Request) -> wire.Submit:
             logit_bias=params.logit_bias,
         ),
         seed=request.seed,
+        output_ids=request.output,
     )
     if submit.ByteSize() > MAX_TURN_BYTES:
         raise InvalidRequest("prompt", f"the prompt must fit a message of {MAX_TURN_BYTES} bytes")
@@ -72,6 +74,7 @@ def decode_submit(submit: wire.Submit) -> Request:
         raise InvalidRequest("prompt", "the prompt must be at least one token")
     _check_ids("prompt", submit.input_ids)
     _check_ids("stop_token_ids", submit.stop_ids)
+    _check_ids("output", submit.output_ids)
     if not submit.HasField("sampling"):
         raise InvalidRequest(None, "the sampling settings are missing")
     sampling = submit.sampling
@@ -87,7 +90,14 @@ def decode_submit(submit: wire.Submit) -> Request:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
     )
-    return Request(submit.request_id, list(submit.input_ids), params, frozenset(submit.stop_ids), submit.seed)
+    return Request(
+        submit.request_id,
+        list(submit.input_ids),
+        params,
+        frozenset(submit.stop_ids),
+        submit.seed,
+        output=list(submit.output_ids),
+    )
 
 
 def encode_report(report: IterationReport) -> wire.FromEngine:
@@ -151,6 +161,11 @@ def decode_facts(facts: wire.Facts) -> EngineFacts:
 def encode_failure(message: str) -> wire.FromEngine:
     """The last message of an engine that gives up."""
     return wire.FromEngine(failure=wire.Failure(message=message))
+
+
+def encode_heartbeat() -> wire.FromEngine:
+    """What the engine says when it has nothing to say."""
+    return wire.FromEngine(heartbeat=wire.Heartbeat())
 
 
 def encode_turn(submits: Sequence[wire.Submit], cancels: Sequence[int]) -> wire.ToEngine:

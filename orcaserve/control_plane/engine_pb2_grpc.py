@@ -49,7 +49,7 @@ class EngineServicer:
     def Attach(self, request_iterator, context):
         """Joins the one endpoint to the engine, for the life of both. A second caller is refused (FAILED_PRECONDITION).
         First the engine sends Facts, when its model is loaded; the endpoint submits nothing before. Then the engine sends
-        one IterationReport for each turn of its loop. Last, if it gives up by itself, a Failure.
+        one IterationReport for each turn of its loop. Last, if it gives up by itself, a Failure. In between, Heartbeats.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

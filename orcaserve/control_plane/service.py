@@ -7,18 +7,25 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 import grpc
 
 from orcaserve.control_plane import codec
 from orcaserve.control_plane import engine_pb2 as wire
-from orcaserve.control_plane.channel import OPTIONS, target_of
+from orcaserve.control_plane.channel import HEARTBEAT_SECONDS, OPTIONS, target_of
 from orcaserve.control_plane.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
 from orcaserve.core import EngineError, EngineFacts, InvalidRequest, IterationReport, Request
 
 _log = logging.getLogger(__name__)
+
+
+class _Nothing:
+    """There has been nothing to say for a while."""
+
+
+_Item = EngineFacts | IterationReport | str | _Nothing  # str: why the engine gives up
 
 
 class Host(Protocol):
@@ -39,6 +46,8 @@ class EngineServer(EngineServicer):
         endpoint -> Attach -> reader thread -> host.submit, host.cancel
         loop thread -> report() -> outbox -> sender thread -> endpoint
 
+    The sender waits for nobody but the outbox, so heartbeats go out however long an iteration or the loading takes.
+
     attached: set once the endpoint has been let in, and in any case once its stream has ended.
     on_end: called when the endpoint's stream has ended, whoever ended it; on a thread of gRPC's.
     """
@@ -48,7 +57,7 @@ class EngineServer(EngineServicer):
         self._on_end = on_end
         self._socket = socket
         self._host: Host | None = None
-        self._outbox: SimpleQueue[EngineFacts | IterationReport | str | None] = SimpleQueue()
+        self._outbox: SimpleQueue[_Item | None] = SimpleQueue()
         self._taken = threading.Lock()
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="control plane"),
@@ -93,8 +102,10 @@ class EngineServer(EngineServicer):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the engine belongs to another endpoint")
         if not context.add_callback(self._ended):
             self._ended()
-        while (item := self._outbox.get()) is not None:
-            if isinstance(item, IterationReport):
+        while (item := self._next()) is not None:
+            if isinstance(item, _Nothing):
+                yield codec.encode_heartbeat()
+            elif isinstance(item, IterationReport):
                 yield codec.encode_report(item)
             elif isinstance(item, EngineFacts):
                 threading.Thread(
@@ -104,6 +115,13 @@ class EngineServer(EngineServicer):
                 yield codec.encode_facts(item)
             else:
                 yield codec.encode_failure(item)
+
+    def _next(self) -> _Item | None:
+        """What to say next; None: the stream is to end."""
+        try:
+            return self._outbox.get(timeout=HEARTBEAT_SECONDS)
+        except Empty:
+            return _Nothing()
 
     def _ended(self) -> None:
         self._outbox.put(None)

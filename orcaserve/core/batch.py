@@ -20,6 +20,7 @@ class BatchEntry:
     tokens: the input tokens of this iteration: the whole prompt, or the newest token.
     position: token index of tokens[0] = number of tokens whose K/V the request already has.
     params, stop_ids, seed: sent with the initiation only; the worker keeps them until the request is dropped.
+    n_output: how many tokens of an initiation, at its end, an engine that is gone has put out. Their K/V is made anew.
     """
 
     request_id: int
@@ -29,10 +30,11 @@ class BatchEntry:
     params: SamplingParams | None = None
     stop_ids: frozenset[int] = frozenset()
     seed: int = 0
+    n_output: int = 0
 
     def __post_init__(self) -> None:
         assert (self.params is not None) == (self.phase is Phase.INITIATION)
-        assert len(self.tokens) > 0
+        assert len(self.tokens) > self.n_output
 
 
 @dataclass(frozen=True, slots=True)

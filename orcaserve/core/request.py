@@ -34,12 +34,15 @@ class FinishReason(Enum):
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One live request. The scheduler changes `output`, `state`, `cancelled`; nobody else does.
+    """One live request. The scheduler changes `output`, `state`, `cancelled` (of the endpoint's own copy the supervisor
+    does); nobody else.
 
     input_ids: the prompt, at least one token id.
     stop_ids: ids that end the request when generated (empty if it ignores them).
     seed: what its draws are made of, together with their positions; nothing below the door is random.
     arrival: seconds on the loop's clock; set when the scheduler adds it.
+    output: tokens it was given so far. Those it is made with were put out by an engine that is gone: it goes on from
+    there, and n_carried says how many they are.
     """
 
     id: int
@@ -51,9 +54,11 @@ class Request:
     output: list[int] = field(default_factory=list)
     state: RequestState = RequestState.INITIATION
     cancelled: bool = False
+    n_carried: int = field(init=False)
 
     def __post_init__(self) -> None:
         assert len(self.input_ids) > 0, "a request has at least one input token"
+        self.n_carried = len(self.output)
 
     @property
     def n_input(self) -> int:
@@ -66,13 +71,13 @@ class Request:
 
     @property
     def n_iterations(self) -> int:
-        """Iterations it has run: one per generated token."""
-        return len(self.output)
+        """Iterations it has run on this engine: one per token generated there."""
+        return len(self.output) - self.n_carried
 
     @property
     def phase(self) -> Phase:
         """The phase of the iteration it is in or needs next."""
-        return Phase.INCREMENT if self.output else Phase.INITIATION
+        return Phase.INCREMENT if self.n_iterations else Phase.INITIATION
 
     def finish_reason_after(self, token: int) -> FinishReason | None:
         """Why the request ends once `token` is its newest output, or None. Call after appending the token."""

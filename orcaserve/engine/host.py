@@ -18,7 +18,7 @@ from orcaserve.core import (
     Progress,
     Request,
 )
-from orcaserve.core.admission import check_request
+from orcaserve.core.admission import check_output, check_request
 from orcaserve.engine.local import LocalEngine
 from orcaserve.scheduler.loop import IterationLoop
 from orcaserve.scheduler.scheduler import Scheduler
@@ -99,6 +99,7 @@ class EngineHost:
     def _check(self, request: Request) -> None:
         """What the endpoint has checked already, once more: nothing past this point may fail for a request's sake."""
         check_request(request.input_ids, request.params, self.facts)
+        check_output(request.output, request.params, self.facts)
         if any(not 0 <= token < self.facts.vocab_size for token in request.stop_ids):
             raise InvalidRequest("stop_token_ids", f"a stop id lies outside 0..{self.facts.vocab_size - 1}")
 

@@ -80,8 +80,9 @@ class Sampler:
         stop_ids: Sequence[int],
         largest_id: int,
         seed: int,
-        n_text: int,
+        n_prompt: int,
         seen: Sequence[int],
+        output: Sequence[int],
     ) -> None: ...
     def drop(self, request_ids: Sequence[int]) -> None: ...
     def sample(

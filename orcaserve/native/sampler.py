@@ -47,9 +47,18 @@ class Sampler:
         self._params: dict[int, SamplingParams] = {}
 
     def admit(
-        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], seed: int
+        self,
+        request_id: int,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        seed: int,
+        output: Sequence[int] = (),
     ) -> None:
-        """Take a request before its first `sample`. seed: 64 bits, what its draws are made of."""
+        """Take a request before its first `sample`.
+
+        seed: 64 bits, what its draws are made of. output: what another sampler has put out for it; this one goes on.
+        """
         named = max(params.logit_bias, default=-1), max(params.stop_token_ids, default=-1)
         self._native.admit(
             request_id,
@@ -66,8 +75,9 @@ class Sampler:
             stop_ids=sorted(stop_ids) if params.min_tokens else [],
             largest_id=max(named),
             seed=seed & _UINT64,
-            n_text=len(input_ids),
+            n_prompt=len(input_ids),
             seen=input_ids if params.repetition_penalty != 1 else [],
+            output=output,
         )
         self._params[request_id] = params
 

@@ -185,9 +185,9 @@ class Scheduler:
     def _entry(self, request: Request) -> BatchEntry:
         """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
         if request.state is RequestState.INITIATION:
-            return BatchEntry(
-                request.id, Phase.INITIATION, request.input_ids, 0, request.params, request.stop_ids, request.seed
-            )
+            tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
+            settings = request.params, request.stop_ids, request.seed
+            return BatchEntry(request.id, Phase.INITIATION, tokens, 0, *settings, len(request.output))
         return BatchEntry(request.id, Phase.INCREMENT, (request.output[-1],), position=self._ledger.used_by(request.id))
 
     def _take_oldest(self, result: IterationResult) -> Batch:

@@ -32,6 +32,7 @@ SMALL = 4096  # bytes from which a body leaves the event loop
 RENDERED = frozenset(("/v1/chat/completions", "/tokenize"))
 OPEN_PATHS = frozenset(("/live", "/ready", "/health", "/docs", "/openapi.json"))  # probes and browsers have no key
 MODELS = "/v1/models/"
+WAITING = b": waiting for the engine\n\n"  # a comment, which clients of event streams pass over
 
 
 class App:
@@ -82,6 +83,12 @@ class App:
         self.draining = True
         for exchange in self._live:
             exchange.stop_reading()
+
+    def keep_streams_alive(self) -> None:
+        """There is no news for event streams now: say so, lest somebody on the way takes a connection for dead."""
+        for exchange in self._live:
+            if exchange.may_write:
+                exchange.write_events(WAITING)
 
     async def _answer(self, exchange: Exchange) -> None:
         path, method = exchange.path, exchange.method
@@ -155,12 +162,25 @@ async def _live(app: App, exchange: Exchange) -> None:
 
 
 async def _ready(app: App, exchange: Exchange) -> None:
-    reason = SERVER_STOPPING if app.draining else None
-    if reason is None:
-        reason = "the model is still loading" if app.service is None else app.service.why_not_ready()
-    if reason is None:
-        await exchange.send_json(200, {"status": "ready"})
-    else:
+    _refuse_unless_serving(app)
+    reason = app.require_service().why_not_ready()
+    if reason is not None:
+        raise InvalidRequest(None, reason, code="not_ready", status=503)
+    await exchange.send_json(200, {"status": "ready"})
+
+
+async def _health(app: App, exchange: Exchange) -> None:
+    """As /ready, but that it stays 200 while an engine is replaced: requests are taken, and wait."""
+    _refuse_unless_serving(app)
+    reason = app.require_service().why_not_healthy()
+    if reason is not None:
+        raise InvalidRequest(None, reason, code="not_ready", status=503)
+    await exchange.send_json(200, {"status": "ready" if app.require_service().client.present else "recovering"})
+
+
+def _refuse_unless_serving(app: App) -> None:
+    if app.draining or app.service is None:
+        reason = SERVER_STOPPING if app.draining else "the model is still loading"
         raise InvalidRequest(None, reason, code="not_ready", status=503)
 
 
@@ -207,7 +227,7 @@ async def _docs(app: App, exchange: Exchange) -> None:
 READS: dict[str, _Read] = {
     "/live": _live,
     "/ready": _ready,
-    "/health": _ready,
+    "/health": _health,
     "/v1/models": _models,
     "/metrics": _metrics,
     "/version": _version,

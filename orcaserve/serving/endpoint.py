@@ -1,4 +1,4 @@
-"""The endpoint process: binds the port, starts the engine, serves until it is told to stop or the engine dies."""
+"""The endpoint process: binds the port, starts the engine, serves until it is told to stop or engines die in a row."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from orcaserve.core.errors import SERVER_STOPPING, ConfigError
 from orcaserve.process import name_process
 from orcaserve.serving.app import App
 from orcaserve.serving.http_protocol import HttpProtocol
-from orcaserve.serving.launcher import EngineProcess
 from orcaserve.serving.service import Service
+from orcaserve.serving.supervisor import Supervisor
 from orcaserve.serving.tokenizer import Tokenizer
 
 GRACE_SECONDS = 5.0  # running requests may finish for so long after the first signal
@@ -34,8 +34,8 @@ _log = logging.getLogger("orcaserve")
 
 
 def run_endpoint(serving: ServingConfig, engine: EngineConfig) -> int:
-    """Serve until a signal ends it. Returns the exit code: 0 after a signal, 1 if the engine died or requests
-    were cut.
+    """Serve until a signal ends it. Returns the exit code: 0 after a signal, 1 if requests were cut, or if one engine
+    after the other died.
 
     Raises ConfigError if the address cannot be had, ModelError if the model cannot, EngineError if the engine does not
     come up. Call it on the main thread.
@@ -43,23 +43,23 @@ def run_endpoint(serving: ServingConfig, engine: EngineConfig) -> int:
     name_process("endpoint")
     _set_up_logging(serving.log_level)
     with _bound(serving) as listener:
-        process = EngineProcess(engine, serving.log_level)
-        process.start()
+        supervisor = Supervisor(serving, engine)
+        supervisor.start()
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
             with runner:
-                return runner.run(_Endpoint(serving, engine, process, listener).run())
+                return runner.run(_Endpoint(serving, engine, supervisor, listener).run())
         except KeyboardInterrupt:
             return 0  # before the loop could take signals
 
 
 class _Endpoint:
     def __init__(
-        self, serving: ServingConfig, engine: EngineConfig, process: EngineProcess, listener: socket.socket
+        self, serving: ServingConfig, engine: EngineConfig, supervisor: Supervisor, listener: socket.socket
     ) -> None:
         self._serving = serving
         self._engine = engine
-        self._process = process
+        self._supervisor = supervisor
         self._listener = listener
         self._app = App(serving)
         self._stop = asyncio.Event()
@@ -78,7 +78,7 @@ class _Endpoint:
             self._server.should_exit = True
             await http
             self._app.close()
-            await self._process.stop()
+            await self._supervisor.close(SERVER_STOPPING)
 
     async def _serve(self) -> int:
         """Load, say so, and wait for the end."""
@@ -89,16 +89,17 @@ class _Endpoint:
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
             return 0
-        client, service = await loading
+        service = await loading
         gc.freeze()  # what loading has made stays for good: no collection has to look at it again
         self._app.service = service
         self._announce(service)
-        gone = asyncio.create_task(client.closed.wait())
+        supervisor = self._supervisor
+        supervisor.on_waiting = self._app.keep_streams_alive
+        gone = asyncio.create_task(supervisor.closed.wait())
         try:
             await asyncio.wait({stop, gone}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                code = await self._process.wait()
-                _log.error("the engine has ended (%s, exit code %d); the endpoint ends too", client.reason, code)
+                _log.error("there is no engine any more (%s); the endpoint ends too", supervisor.reason)
                 await self._drain(FAREWELL_SECONDS)
                 return 1
             if self._app.n_live:
@@ -110,24 +111,20 @@ class _Endpoint:
             return 1 if self._app.n_live else 0
         finally:
             gone.cancel()
-            await client.close(SERVER_STOPPING)  # open streams end with an error event
+            await supervisor.close(SERVER_STOPPING)  # open streams end with an error event
             await self._drain(FAREWELL_SECONDS)
 
-    async def _load(self) -> tuple[Any, Service]:
+    async def _load(self) -> Service:
         """The engine loads the model in its process while this one reads the tokenizer."""
         path = self._engine.model.path
         reading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_path, path))
         try:
-            client = await self._process.connect(self._serving.start_timeout)
+            await self._supervisor.connect()
         except BaseException:
             reading.cancel()
             raise
         name = self._serving.served_model_name or self._engine.model.name
-        try:
-            return client, Service(client, await reading, name)
-        except BaseException:
-            await client.close()
-            raise
+        return Service(self._supervisor, await reading, name)
 
     async def _drain(self, seconds: float) -> None:
         """Let running requests finish, `seconds` at most; a second signal ends the wait."""

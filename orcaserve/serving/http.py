@@ -75,6 +75,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._sending = False
+        self._streaming = False  # an event stream has begun and not ended
         self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION, {}).get("connection")
         self._unread = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (
             None,
@@ -175,6 +176,7 @@ class Exchange:
 
     async def start_events(self, headers: Headers = ()) -> None:
         """Begin an event stream (SSE)."""
+        self._streaming = True
         await self._start(
             200,
             [
@@ -190,8 +192,8 @@ class Exchange:
 
     @property
     def may_write(self) -> bool:
-        """Whether `write_events` may be called: the answer has begun, and nothing is on its way before them."""
-        return self.started and not self._sending and self._connection is not None and self._connection.may_write
+        """Whether `write_events` may be called: a stream has begun, and nothing is on its way before them."""
+        return self._streaming and not self._sending and self._connection is not None and self._connection.may_write
 
     def write_events(self, frames: bytes) -> None:
         """As send_events, for who cannot wait."""
@@ -199,6 +201,7 @@ class Exchange:
         self._connection.write_part(frames)
 
     async def end_events(self, frames: bytes) -> None:
+        self._streaming = False
         await self._body(frames, more=False)
 
     def abort(self) -> None:

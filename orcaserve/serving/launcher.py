@@ -21,6 +21,7 @@ from orcaserve.core import ConfigError, EngineError, ModelError, OrcaServeError
 
 ENGINE_MODULE = "orcaserve.engine.process"  # by name only: importing it would bring torch
 KILL_GRACE = 5.0  # s between SIGTERM and SIGKILL
+END_GRACE = 5.0  # s between the end of its stream and that of the process
 
 
 class EngineProcess:
@@ -48,7 +49,8 @@ class EngineProcess:
     def start(self) -> None:
         """Start the child. Call it once, on the main thread: the kernel ends the child with the thread that made it.
 
-        Raises ConfigError if the directory for temporary files cannot hold a socket.
+        Raises ConfigError if the directory for temporary files cannot hold a socket, OSError if the system has no room
+        for a directory or a process.
         """
         assert self._child is None
         directory = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the socket in it is ours alone
@@ -57,31 +59,37 @@ class EngineProcess:
             directory.rmdir()
             raise ConfigError("TMPDIR", f"its name is too long for a socket in it ({MAX_SOCKET_PATH} bytes in all)")
         command = [sys.executable, "-P", "-m", ENGINE_MODULE, "--socket", str(self.socket)]
-        self._child = subprocess.Popen(
-            [*command, "--parent", str(os.getpid()), "--log-level", self._log_level],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C in a terminal reaches this process only, which ends the child in order
-        )
-        threading.Thread(target=self._watch, args=(self._child,), name="engine watch", daemon=True).start()
+        try:
+            self._child = subprocess.Popen(
+                [*command, "--parent", str(os.getpid()), "--log-level", self._log_level],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C in a terminal reaches this process only, which ends the child in order
+            )
+        except BaseException:
+            directory.rmdir()
+            raise
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: connect() says why
             self._child.stdin.write(self._config.to_json().encode() + b"\n")
             self._child.stdin.flush()
+        threading.Thread(target=self._watch, args=(self._child,), name="engine watch", daemon=True).start()
 
     @property
     def pid(self) -> int:
         assert self._child is not None, "started"
         return self._child.pid
 
-    async def connect(self, within: float) -> EngineClient:
-        """Wait until the model is loaded, `within` seconds at most, and attach.
+    async def connect(
+        self, within: float, silence: float | None = None, start_silence: float | None = None
+    ) -> EngineClient:
+        """Wait until the model is loaded, `within` seconds at most, and attach. silence: see EngineClient.connect.
 
         Raises what the engine said in its last words: ModelError or one below it, ConfigError; EngineError otherwise.
         """
         assert self.socket is not None, "started"
-        attaching = asyncio.create_task(EngineClient.connect(self.socket))
+        attaching = asyncio.create_task(EngineClient.connect(self.socket, silence, start_silence))
         ending = asyncio.create_task(self.wait())
         try:
             await asyncio.wait({attaching, ending}, timeout=within, return_when=asyncio.FIRST_COMPLETED)
@@ -89,7 +97,7 @@ class EngineProcess:
                 return attaching.result()
             # A stream that broke is but the first sign of an end whose reason follows.
             if attaching.done():
-                await asyncio.wait({ending}, timeout=KILL_GRACE)
+                await asyncio.wait({ending}, timeout=END_GRACE)
             if ending.done():
                 raise self._reason()
             if attaching.done():
@@ -112,6 +120,12 @@ class EngineProcess:
         await over.wait()
         return self._child.returncode
 
+    async def kill(self) -> int:
+        """End the child with SIGKILL, also one that hangs. Returns its exit code. Idempotent."""
+        assert self._child is not None, "started"
+        self._child.kill()
+        return await self.wait()
+
     async def stop(self, grace: float = KILL_GRACE) -> int:
         """End the child: SIGTERM, and SIGKILL if it is still there after `grace` seconds. Returns its exit code."""
         assert self._child is not None, "started"
@@ -119,8 +133,7 @@ class EngineProcess:
         try:
             return await asyncio.wait_for(self.wait(), grace)
         except TimeoutError:
-            self._child.kill()
-            return await self.wait()
+            return await self.kill()
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         """Until the child ends; on a thread of its own, for no event loop may be running yet."""

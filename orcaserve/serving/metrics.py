@@ -53,6 +53,8 @@ class Metrics(Collector):
         self._status = status
         self._last_iteration = 0
         self._last_iteration_at = time.monotonic()
+        self._earlier_iterations = 0  # of engines that are gone
+        self.engine_restarts = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.ignored_fields = 0
@@ -81,6 +83,12 @@ class Metrics(Collector):
         self.iteration_tokens.observe(status.batch_tokens)
         self.iteration_requests.observe(status.n_running)
         self.iteration_seconds.observe(status.iteration_seconds)
+
+    def on_restart(self) -> None:
+        """Called when another engine has taken the place of one that is gone; it counts its iterations anew."""
+        self.engine_restarts += 1
+        self._earlier_iterations += self._last_iteration
+        self._last_iteration = 0
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The text of GET /metrics and its content type."""
@@ -111,7 +119,8 @@ class Metrics(Collector):
             ("vllm:generation_tokens", "generated tokens", self.generation_tokens),
             ("orcaserve_requests_started", "choices handed to the engine", self.requests_started),
             ("orcaserve_ignored_fields", "request fields without effect", self.ignored_fields),
-            ("orcaserve_iterations", "iterations of the engine", status.iteration),
+            ("orcaserve_iterations", "iterations of all engines", self._earlier_iterations + self._last_iteration),
+            ("orcaserve_engine_restarts", "engines started in place of one that was lost", self.engine_restarts),
             ("orcaserve_scheduler_seconds", "time spent choosing batches", self.scheduler_seconds),
             ("vllm:num_preemptions", "always 0: memory is reserved before a request starts", 0),
         ):

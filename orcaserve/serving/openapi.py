@@ -32,8 +32,8 @@ _POSTS: dict[str, tuple[str, str, Mapping[str, Field], tuple[str, ...]]] = {
 _GETS = {
     "/v1/models": ("The served model", "application/json"),
     "/v1/models/{id}": ("The served model, by its name", "application/json"),
-    "/health": ("200 if requests can be served now", "application/json"),
-    "/ready": ("The same as /health", "application/json"),
+    "/health": ("200 if requests are taken; also while they wait for another engine", "application/json"),
+    "/ready": ("200 if requests can be served now", "application/json"),
     "/live": ("200 if the process answers", "application/json"),
     "/metrics": ("Prometheus metrics", "text/plain"),
     "/version": ("The version of this server", "application/json"),

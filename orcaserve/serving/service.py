@@ -22,7 +22,7 @@ from orcaserve.core import (
     SamplingParams,
     fan_out,
 )
-from orcaserve.core.errors import ENGINE_LOST, SERVER_STOPPING
+from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.fields import MAX_WORK
 from orcaserve.serving.metrics import Metrics
@@ -41,14 +41,20 @@ class Tokens(Protocol):
 
 
 class Client(Protocol):
-    """What the endpoint needs of the control plane's EngineClient."""
+    """What the endpoint needs of the engine: a Supervisor."""
 
-    facts: EngineFacts
-    status: EngineStatus
-    last_report: float
     closed: asyncio.Event
     on_report: Callable[[IterationReport], None] | None
+    on_restart: Callable[[], None]
 
+    @property
+    def facts(self) -> EngineFacts: ...
+    @property
+    def status(self) -> EngineStatus: ...
+    @property
+    def last_report(self) -> float: ...
+    @property
+    def present(self) -> bool: ...
     @property
     def n_open(self) -> int: ...
     def submit(self, request: Request) -> Tokens: ...
@@ -161,6 +167,7 @@ class Service:
         self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
         self.metrics = Metrics(name, self.facts, lambda: client.status)
         client.on_report = self.metrics.on_report
+        client.on_restart = self.metrics.on_restart
         self._request_ids = count(1)
         self._busy_since = time.monotonic()
 
@@ -202,6 +209,11 @@ class Service:
             self.client.cancel(request_id)
 
     def why_not_ready(self) -> str | None:
+        """None, or why requests should go elsewhere: also while they only wait for another engine."""
+        reason = self.why_not_healthy()
+        return "the engine is being replaced" if reason is None and not self.client.present else reason
+
+    def why_not_healthy(self) -> str | None:
         """None, or what is wrong. Reads times only: it never asks the engine anything."""
         if self.client.closed.is_set():
             return "the engine is gone"
@@ -225,4 +237,6 @@ def as_invalid(error: EngineError, admitted: bool) -> InvalidRequest:
     """A failure of the engine as an answer: 503 if the request had not begun, so that a client may try again."""
     if str(error) == SERVER_STOPPING:
         return InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503)
+    if str(error) == CRASHED_TWICE:
+        return InvalidRequest(None, CRASHED_TWICE, code="engine_crashed", status=500)
     return InvalidRequest(None, str(error), code="engine_error", status=500 if admitted else 503)

@@ -18,8 +18,16 @@ class Sampler(Protocol):
     """What remembers the requests whose tokens are chosen."""
 
     def admit(
-        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], seed: int
-    ) -> None: ...
+        self,
+        request_id: int,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        seed: int,
+        output: Sequence[int],
+    ) -> None:
+        """output: what was put out for the request before, by an engine that is gone."""
+
     def drop(self, request_ids: Iterable[int]) -> None: ...
 
 

@@ -79,7 +79,9 @@ class Worker:
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
         for entry in entries:
             if entry.params is not None:
-                self._backend.sampler.admit(entry.request_id, entry.tokens, entry.params, entry.stop_ids, entry.seed)
+                n_input = len(entry.tokens) - entry.n_output
+                prompt, output = entry.tokens[:n_input], entry.tokens[n_input:]
+                self._backend.sampler.admit(entry.request_id, prompt, entry.params, entry.stop_ids, entry.seed, output)
         return self._backend.iterate(flat, layout, [entry.request_id for entry in entries])
 
     def _fault(self, entry: BatchEntry) -> str | None:

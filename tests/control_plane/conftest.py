@@ -90,7 +90,7 @@ def socket() -> Iterator[Path]:
 @pytest.fixture
 def rig(socket: Path) -> MakeRig:
     @asynccontextmanager
-    async def make(seconds: float = 0.001) -> AsyncIterator[Rig]:
+    async def make(seconds: float = 0.001, silence: float | None = None) -> AsyncIterator[Rig]:
         worker, ended, sent = FakeWorker(seconds), threading.Event(), []
         server = EngineServer(socket, ended.set)
         server.start()
@@ -102,7 +102,7 @@ def rig(socket: Path) -> MakeRig:
         engine = LocalEngine(worker, DeviceExecutor("fake"))
         host = Counted(EngineHost(engine, FACTS, 16, report, server.fail))
         server.open(FACTS, host)
-        client = await EngineClient.connect(socket)
+        client = await EngineClient.connect(socket, silence)
         try:
             yield Rig(client, server, worker, host, ended, sent)
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -249,6 +250,56 @@ async def test_connect_waits_for_a_socket_that_is_not_there_yet(socket: Path) ->
     assert not connecting.done(), "the model is not loaded yet"
     server.fail("no model today")
     with pytest.raises(EngineError, match="no model today"):
+        await asyncio.wait_for(connecting, 5)
+    server.close()
+
+
+async def test_an_engine_goes_on_with_a_request_of_another(rig: MakeRig) -> None:
+    async with rig() as r:
+        carried = Request(1, [0, 1, 2], SamplingParams(max_tokens=5), output=[3, 4])
+        news = await asyncio.wait_for(read(r.client.submit(carried)), 10)
+        assert [p.token for p in news] == [5, 6, 7] and news[-1].finish_reason is FinishReason.LENGTH
+        assert [(list(e.tokens), e.n_output) for e in r.worker.batches[0].entries] == [([0, 1, 2, 3, 4], 2)]
+        for output in ([3] * 5, [1000]):
+            news = await read(r.client.submit(Request(2, [0], SamplingParams(max_tokens=5), output=output)))
+            assert [(p.token, p.finish_reason) for p in news] == [(None, FinishReason.ERROR)]
+
+
+async def test_an_iteration_may_take_longer_than_silence(rig: MakeRig) -> None:
+    async with rig(seconds=2.5, silence=1.2) as r:
+        assert len(await asyncio.wait_for(read(r.client.submit(request(1, max_tokens=1))), 10)) == 1
+        await asyncio.sleep(2.5)
+        assert not r.client.closed.is_set(), "nor is an idle engine taken for hung"
+
+
+async def test_a_silent_engine_is_given_up(rig: MakeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orcaserve.control_plane.service.HEARTBEAT_SECONDS", 60.0)
+    async with rig(silence=0.4) as r:
+        started = asyncio.get_running_loop().time()
+        await asyncio.wait_for(r.client.closed.wait(), 5)
+        assert 0.3 <= asyncio.get_running_loop().time() - started <= 2
+        assert r.client.reason == "it has said nothing for 0.4 s"
+
+
+async def test_an_endpoint_that_was_stopped_does_not_blame_its_engine(rig: MakeRig) -> None:
+    async with rig(silence=1.2) as r:
+        await asyncio.sleep(0.1)
+        time.sleep(2)  # noqa: ASYNC251  (the whole loop stands still)
+        await asyncio.sleep(1)
+        assert not r.client.closed.is_set()
+
+
+async def test_an_engine_that_says_nothing_while_it_loads_is_given_up(
+    socket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orcaserve.control_plane.service.HEARTBEAT_SECONDS", 0.1)
+    server = EngineServer(socket, lambda: None)
+    server.start()
+    connecting = asyncio.create_task(EngineClient.connect(socket, start_silence=1))
+    await asyncio.sleep(1.5)
+    assert not connecting.done(), "it says that it lives"
+    monkeypatch.setattr("orcaserve.control_plane.service.HEARTBEAT_SECONDS", 60.0)
+    with pytest.raises(EngineError, match="said nothing for 1 s"):
         await asyncio.wait_for(connecting, 5)
     server.close()
 

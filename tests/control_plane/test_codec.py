@@ -51,6 +51,7 @@ def requests(draw: st.DrawFn) -> Request:
         draw(sampling_params()),
         draw(st.frozensets(token_ids, max_size=4)),
         draw(st.integers(-(2**63), 2**63 - 1)),
+        output=draw(st.lists(token_ids, max_size=20)),
     )
 
 
@@ -82,6 +83,7 @@ def test_a_request_survives_the_wire(request: Request) -> None:
     assert (back.id, back.input_ids, back.stop_ids) == (request.id, request.input_ids, request.stop_ids)
     assert back.params == request.params
     assert back.seed == request.seed
+    assert (back.output, back.n_carried) == (request.output, len(request.output))
 
 
 @given(st.lists(progresses(), max_size=10), statuses)
@@ -131,10 +133,11 @@ GOOD = wire.Sampling(max_tokens=1, temperature=1, top_p=1, repetition_penalty=1)
         wire.Submit(request_id=2**63, input_ids=[1], sampling=GOOD),
         wire.Submit(request_id=1, input_ids=[2**31], sampling=GOOD),
         wire.Submit(request_id=1, input_ids=[1], stop_ids=[2**31], sampling=GOOD),
+        wire.Submit(request_id=1, input_ids=[1], output_ids=[2**31], sampling=GOOD),
         wire.Submit(request_id=1, input_ids=[1], sampling=wire.Sampling()),
         wire.Submit(request_id=1, input_ids=[1], sampling=wire.Sampling(max_tokens=1, temperature=float("nan"))),
     ],
-    ids=["no prompt", "no sampling", "id", "input id", "stop id", "all zero", "NaN"],
+    ids=["no prompt", "no sampling", "id", "input id", "stop id", "output id", "all zero", "NaN"],
 )
 def test_a_submit_that_is_wrong_by_itself_is_refused(submit: wire.Submit) -> None:
     with pytest.raises(InvalidRequest):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orcaserve.core import CannotFit, EngineFacts, InvalidRequest, SamplingParams
-from orcaserve.core.admission import check_request, fan_out
+from orcaserve.core.admission import check_output, check_request, fan_out
 
 
 def facts(context_length: int = 100, n_slots: int = 64) -> EngineFacts:
@@ -34,6 +34,14 @@ def test_prompt_ids_must_exist(input_ids: list[int]) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         check_request(input_ids, SamplingParams(), facts())
     assert refusal.value.field == "prompt"
+
+
+def test_output_of_an_earlier_engine_must_be_possible() -> None:
+    check_output([], SamplingParams(max_tokens=1), facts())
+    check_output([0, 9], SamplingParams(max_tokens=3), facts())
+    for output in ([1, 1, 1], [10], [-1]):
+        with pytest.raises(InvalidRequest):
+            check_output(output, SamplingParams(max_tokens=3), facts())
 
 
 def test_ids_in_settings_must_exist() -> None:

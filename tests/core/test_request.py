@@ -31,6 +31,18 @@ def test_phase_and_iterations_follow_from_the_output() -> None:
     assert (one.phase, one.n_iterations, one.n_input) == (Phase.INCREMENT, 1, 3)
 
 
+def test_one_that_was_with_an_engine_before_starts_anew_and_goes_on() -> None:
+    one = Request(1, [0, 1, 2], SamplingParams(max_tokens=4, min_tokens=3), frozenset({STOP}), output=[9, STOP])
+    assert (one.phase, one.n_iterations, one.n_carried, one.max_tokens) == (Phase.INITIATION, 0, 2, 7)
+    one.output.append(9)
+    assert one.finish_reason_after(9) is None
+    assert (one.phase, one.n_iterations, one.n_carried) == (Phase.INCREMENT, 1, 2)
+    one.output.append(8)
+    assert one.finish_reason_after(8) is FinishReason.LENGTH
+    stopped = Request(1, [0], SamplingParams(max_tokens=4, min_tokens=2), frozenset({STOP}), output=[9, 9])
+    assert run(stopped, [STOP]) == [FinishReason.STOP]
+
+
 def test_ends_by_length() -> None:
     assert run(request(max_tokens=1), [9]) == [FinishReason.LENGTH]
     assert run(request(max_tokens=3), [9, 9, 9]) == [None, None, FinishReason.LENGTH]

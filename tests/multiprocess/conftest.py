@@ -1,12 +1,20 @@
-"""A look at the machine's processes."""
+"""A look at the machine's processes, and a model to serve; server_process.py is imported by name."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+sys.path.insert(0, str(Path(__file__).parent))
+from server_process import BYTES
 
 
 @pytest.fixture(scope="session")
@@ -47,3 +55,23 @@ def within() -> Callable[[float, Callable[[], bool]], bool]:
         return True
 
     return wait
+
+
+@pytest.fixture(scope="session")
+def served_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny random model with a tokenizer of single bytes and a chat template."""
+    folder = tmp_path_factory.mktemp("served") / "tiny"
+    shutil.copytree(tiny_model, folder)
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    letter = {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter[b]: BYTES + b for b in range(253)}
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
+    backend.save(str(folder / "tokenizer.json"))
+    template = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder

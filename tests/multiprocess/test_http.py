@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 import signal
@@ -12,105 +11,14 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import openai
 import pytest
-from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
-
-BYTES = 3  # id of byte 0 in the tiny vocabulary: <unk>, <s>, </s>, then bytes 0 to 252
-
-
-@pytest.fixture(scope="session")
-def served_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny random model with a tokenizer of single bytes and a chat template."""
-    folder = tmp_path_factory.mktemp("served") / "tiny"
-    shutil.copytree(tiny_model, folder)
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    letter = {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter[b]: BYTES + b for b in range(253)}
-    backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<unk>", "<s>", "</s>"])
-    backend.save(str(folder / "tokenizer.json"))
-    template = "<s>{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    config = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "chat_template": template}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    return folder
-
-
-class Serve:
-    """A running `orcaserve serve`."""
-
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "orcaserve", "serve", *flags]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.log: list[str] = []
-        self._ready = threading.Event()
-        self.base = ""
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        if not self._ready.wait(120) or not self.base:
-            self.process.kill()
-            raise AssertionError("not ready:\n" + "".join(self.log))
-        self.http = httpx.Client(base_url=self.base, timeout=60)
-        self.model = self.http.get("/v1/models").json()["data"][0]["id"]
-
-    def _read(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line)
-            if found := re.search(r"ready on (http://\S+)", line):
-                self.base = found[1]
-                self._ready.set()
-        self._ready.set()
-
-    @property
-    def engine_pid(self) -> int:
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        assert len(children) == 1
-        return int(children[0])
-
-    def post(self, path: str, **body: Any) -> httpx.Response:
-        return self.http.post(path, json={"model": self.model, **body})
-
-    def complete(self, prompt: Any = "ab", **fields: Any) -> dict[str, Any]:
-        body = {"prompt": prompt, "temperature": 0, "ignore_eos": True, **fields}
-        answer = self.post("/v1/completions", **body)
-        assert answer.status_code == 200, answer.text
-        result: dict[str, Any] = answer.json()
-        return result
-
-    def text(self, prompt: Any = "ab", **fields: Any) -> str:
-        return str(self.complete(prompt, **fields)["choices"][0]["text"])
-
-    def stream(self, prompt: Any = "ab", **fields: Any) -> list[str]:
-        body = {"model": self.model, "prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True, **fields}
-        lines = [ln[6:] for ln in self.http.post("/v1/completions", json=body).text.splitlines() if ln]
-        assert lines.pop() == "[DONE]"
-        return [json.loads(line)["choices"][0]["text"] for line in lines]
-
-    def metric(self, name: str) -> float:
-        found = re.search(rf"^{name}{{[^}}]*}} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
-        assert found, name
-        return float(found[1])
-
-    def stop(self, signum: int = signal.SIGTERM) -> int:
-        self.http.close()
-        self.process.send_signal(signum)
-        code = self.process.wait(30)
-        self._reader.join(5)
-        assert self.process.stderr is not None
-        self.process.stderr.close()
-        return code
+from server_process import BYTES, Serve
 
 
 @pytest.fixture(scope="module")
@@ -325,23 +233,6 @@ def test_the_process_and_its_end(served_model: Path, alive: Callable[[int], bool
     assert not alive(engine)
     with socket.create_server(("127.0.0.1", int(port))):
         pass  # the port is free at once
-
-
-def test_b30_the_engine_dies(served_model: Path) -> None:
-    serve = Serve(str(served_model), "--port", "0", "--n-slots", "4096", "-t", "1")
-    body = {"model": serve.model, "prompt": "ab", "max_tokens": 3000, "ignore_eos": True, "stream": True}
-    lines = []
-    with serve.http.stream("POST", "/v1/completions", json=body) as answer:
-        for line in answer.iter_lines():
-            if line:
-                lines.append(line)
-            if len(lines) == 3:
-                os.kill(serve.engine_pid, signal.SIGKILL)
-    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "engine_error"
-    assert "[DONE]" not in lines[-1] and len(lines) >= 4
-    assert serve.process.wait(20) == 1
-    with contextlib.suppress(ProcessLookupError):
-        serve.stop()
 
 
 def test_two_signals_cut_what_runs_and_say_so(served_model: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -47,8 +47,9 @@ def admit(
     p: SamplingParams,
     prompt: Sequence[int] = (0,),
     stop: frozenset[int] = NO_STOPS,
+    output: Sequence[int] = (),
 ) -> None:
-    sampler.admit(request_id, prompt, p, stop, p.seed or 0)
+    sampler.admit(request_id, prompt, p, stop, p.seed or 0, output)
 
 
 def sample_once(
@@ -206,6 +207,45 @@ def test_a_text_goes_on_alike_when_its_output_comes_back_as_input(team: _kernels
     text = [0, 1] + [sampler.sample(LOGITS[None].copy(), [1])[0][0] for _ in range(20)]
     admit(sampler, 2, p, prompt=text[:12])
     assert [sampler.sample(LOGITS[None].copy(), [2])[0][0] for _ in range(10)] == text[12:]
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(0, 29),
+    st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([0.0, 0.7, 2.0]),
+    st.sampled_from([-0.5, 0.0, 1.5]),
+    st.sampled_from([0.0, 0.3]),
+    st.sampled_from([0.5, 1.0, 1.3]),
+    st.integers(0, 30),
+)
+def test_a_text_goes_on_alike_in_another_sampler(
+    team: _kernels.Team, cut: int, seed: int, temperature: float, presence: float, frequency: float, repetition: float,
+    min_tokens: int,
+) -> None:  # fmt: skip
+    """Wherever the first one was lost: penalties, minimum and draws continue, in either kind of sampler."""
+    p = params(seed=seed, temperature=temperature, presence_penalty=presence, frequency_penalty=frequency,
+               repetition_penalty=repetition, min_tokens=min_tokens)  # fmt: skip
+    logits = np.random.default_rng(abs(seed)).standard_normal((30, 1, 40)).astype(np.float32) * 2
+    stop, prompt = frozenset({1, 7, 9}), (3, 5, 3)
+    whole, native, reference = Sampler(team), Sampler(team), ReferenceSampler()
+    admit(whole, 1, p, prompt, stop)
+    text = [whole.sample(row.copy(), [1])[0][0] for row in logits]
+    admit(native, 1, p, prompt, stop, text[:cut])
+    admit(reference, 1, p, prompt, stop, text[:cut])
+    assert [native.sample(row.copy(), [1])[0][0] for row in logits[cut:]] == text[cut:]
+    rest = [reference.sample(torch.from_numpy(row.copy()), [1])[0][0] for row in logits[cut:]]
+    assert rest == text[cut:]
+
+
+def test_ids_outside_the_vocabulary_are_found_after_output_too(team: _kernels.Team) -> None:
+    p = params(logit_bias={6: 1.0})
+    native, reference = Sampler(team), ReferenceSampler()
+    admit(native, 1, p, output=[1, 2])
+    admit(reference, 1, p, output=[1, 2])
+    failed = native.sample(LOGITS[None].copy(), [1])
+    assert failed == reference.sample(torch.from_numpy(LOGITS[None].copy()), [1])
+    assert "logit_bias" in failed[1][1]
 
 
 def test_seeds_of_either_sign_differ(team: _kernels.Team) -> None:

@@ -15,7 +15,9 @@ from orcaserve.core import (
     IterationResult,
     Phase,
     Progress,
+    Request,
     RequestState,
+    SamplingParams,
 )
 from orcaserve.scheduler import IterationLevelFCFS, RequestPool, Scheduler, SlotLedger
 
@@ -42,6 +44,26 @@ def finish_order(scheduler: Scheduler) -> list[int]:
     while (batch := scheduler.next_batch()) is not None:
         order += [news.request_id for news in scheduler.complete(back(batch)) if news.finish_reason is not None]
     return order
+
+
+def test_a_request_of_an_earlier_engine_is_initiated_with_its_output() -> None:
+    scheduler = Scheduler(n_slots=20, max_bs=4)
+    carried = Request(1, [5, 6], SamplingParams(max_tokens=5), seed=3, output=[7, 8, 9])
+    scheduler.add(carried, now=0.0)
+    scheduler.add(Request(2, [5], SamplingParams(max_tokens=3)), now=0.0)
+    batch = scheduler.next_batch()
+    assert batch is not None
+    entry = batch.entries[0]
+    assert (entry.phase, list(entry.tokens), entry.position, entry.n_output) == (
+        Phase.INITIATION, [5, 6, 7, 8, 9], 0, 3,
+    )  # fmt: skip
+    assert entry.seed == 3 and batch.entries[1].n_output == 0
+    assert scheduler.status().n_reserved == 2 + 5 + 1 + 3, "no more than when it was new"
+    assert scheduler.complete(back(batch)) == [Progress(1, TOKEN), Progress(2, TOKEN)]
+    scheduler.check_invariants()  # it has run no more iterations here than the later one
+    batch = scheduler.next_batch()
+    assert batch is not None and (batch.entries[0].position, list(batch.entries[0].tokens)) == (5, [TOKEN])
+    assert scheduler.complete(back(batch))[0] == Progress(1, TOKEN, FinishReason.LENGTH)
 
 
 class TestThePaper:

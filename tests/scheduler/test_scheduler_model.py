@@ -29,7 +29,7 @@ STOP_TOKEN = 0
 
 @dataclass
 class Item:
-    """A request as the model sees it."""
+    """A request as the model sees it. carried: tokens of `out` that an earlier engine has put out."""
 
     id: int
     n_input: int
@@ -38,6 +38,14 @@ class Item:
     state: str = "INITIATION"
     out: list[int] = field(default_factory=list)
     cancelled: bool = False
+    carried: int = 0
+
+    def __post_init__(self) -> None:
+        self.out = [1] * self.carried
+
+    @property
+    def n_run(self) -> int:
+        return len(self.out) - self.carried
 
     def ending(self) -> FinishReason | None:
         if self.out[-1] == STOP_TOKEN and len(self.out) - 1 >= self.min_new:
@@ -163,10 +171,10 @@ class Pair:
         self.n_added = 0
         self.ended: dict[int, FinishReason] = {}
 
-    def add(self, n_input: int, max_new: int, min_new: int) -> None:
-        item = Item(self.n_added, n_input, max_new, min(min_new, max_new))
+    def add(self, n_input: int, max_new: int, min_new: int, carried: int = 0) -> None:
+        item = Item(self.n_added, n_input, max_new, min(min_new, max_new), carried=min(carried, max_new - 1))
         params = SamplingParams(max_tokens=max_new, min_tokens=item.min_new)
-        request = Request(item.id, [1] * n_input, params, frozenset({STOP_TOKEN}))
+        request = Request(item.id, [1] * n_input, params, frozenset({STOP_TOKEN}), output=[1] * item.carried)
         if self.model.fits_at_all(item):
             self.scheduler.add(request, now=float(item.id))
             self.model.pool.append(item)
@@ -232,12 +240,12 @@ class Pair:
         assert status.n_reserved == sum(self.model.need(i) for i in pool if i.state != "INITIATION") * (
             self.model.page_size
         )
-        assert status.n_used == sum(i.n_input + len(i.out) - 1 for i in pool if i.out)
+        assert status.n_used == sum(i.n_input + len(i.out) - 1 for i in pool if i.n_run)
         assert status.n_waiting == sum(item.state == "INITIATION" for item in pool)
         assert self.scheduler.n_scheduled == len(self.in_flight) <= self.model.n_workers
         ids = [entry.request_id for batch in self.in_flight for entry in batch.entries]
         assert len(ids) == len(set(ids))
-        iterations = [len(item.out) for item in pool]
+        iterations = [item.n_run for item in pool]
         assert iterations == sorted(iterations, reverse=True), "a later request has run more iterations"
 
 
@@ -248,9 +256,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     def begin(self, room: int, max_bs: int, n_workers: int, page: int) -> None:
         self.pair = Pair(room, max_bs, n_workers, page)
 
-    @rule(n_input=st.integers(1, 40), max_new=st.integers(1, 8), min_new=st.integers(0, 3))
-    def arrive(self, n_input: int, max_new: int, min_new: int) -> None:
-        self.pair.add(n_input, max_new, min_new)
+    @rule(n_input=st.integers(1, 40), max_new=st.integers(1, 8), min_new=st.integers(0, 3), carried=st.integers(0, 4))
+    def arrive(self, n_input: int, max_new: int, min_new: int, carried: int) -> None:
+        self.pair.add(n_input, max_new, min_new, carried)
 
     @rule(back=st.integers(-1, 12))
     def cancel(self, back: int) -> None:

@@ -60,6 +60,20 @@ def later(id: int, token: int, position: int) -> BatchEntry:
     return BatchEntry(id, Phase.INCREMENT, [token], position)
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.3, "presence_penalty": 1, "min_tokens": 9}])
+def test_a_request_of_a_worker_that_is_gone_goes_on(new_rig: Callable[[], Rig], options: dict[str, float]) -> None:
+    prompt, params = [3, 4, 5], Params(max_tokens=100, repetition_penalty=1.2, **options)
+    before, after = new_rig(), new_rig()
+    text = list(before.run(first(1, prompt, params)).tokens)
+    while len(text) < 12:
+        text += before.run(later(1, text[-1], len(prompt) + len(text) - 1)).tokens
+    kept = text[:5]
+    again = list(after.run(BatchEntry(1, Phase.INITIATION, prompt + kept, 0, params, n_output=5)).tokens)
+    while len(kept) + len(again) < 12:
+        again += after.run(later(1, again[-1], len(prompt) + 5 + len(again) - 1)).tokens
+    assert kept + again == text
+
+
 def test_facts(rig: Rig) -> None:
     assert rig.worker.facts == EngineFacts("tiny", 256, 4096, 128, 8, 1, frozenset({2}))
 

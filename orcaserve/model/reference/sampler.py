@@ -38,6 +38,7 @@ class _State:
     seed: int
     n_text: int
     n_output: int = 0
+    checked: bool = False  # its ids lie in the vocabulary
     seen: dict[int, None] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -62,11 +63,22 @@ class Sampler:
         self._states: dict[int, _State] = {}
 
     def admit(
-        self, request_id: int, input_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int], seed: int
+        self,
+        request_id: int,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        seed: int,
+        output: Sequence[int] = (),
     ) -> None:
-        """Take a request before its first `sample`. seed: 64 bits, what its draws are made of."""
+        """Take a request before its first `sample`.
+
+        seed: 64 bits, what its draws are made of. output: what another sampler has put out for it; this one goes on.
+        """
         seen = dict.fromkeys(input_ids) if params.repetition_penalty != 1 else {}
-        self._states[request_id] = _State(params, stop_ids, seed, len(input_ids), seen=seen)
+        state = self._states[request_id] = _State(params, stop_ids, seed, len(input_ids), seen=seen)
+        for token in output:
+            state.append(token)
 
     def drop(self, request_ids: Iterable[int]) -> None:
         """Forget requests; unknown ones are no error."""
@@ -106,9 +118,10 @@ def _unusable(logits: Tensor, states: Sequence[_State]) -> dict[int, str]:
         if not abs(total) < torch.inf and not logits[row].isfinite().all():
             failures[row] = "the model's output is not a number"
     for row, state in enumerate(states):
-        if state.n_output == 0:
+        if not state.checked:
             try:
                 state.params.check_vocabulary(logits.shape[1])
+                state.checked = True
             except InvalidRequest as error:
                 failures[row] = error.message
     return failures

@@ -28,7 +28,7 @@ Script = Callable[[Request, int], int]  # the n-th token of a request
 
 
 class FakeEngine:
-    """Stands for EngineClient: gives each live request one token a tick, by a script, as an engine would.
+    """Stands for the Supervisor: gives each live request one token a tick, by a script, as an engine would.
 
     pause: no ticks while set. admit: requests wait unanswered while False. cancelled: ids the endpoint gave up.
     """
@@ -39,6 +39,8 @@ class FakeEngine:
         self.last_report = time.monotonic()
         self.closed = asyncio.Event()
         self.on_report: Callable[[IterationReport], None] | None = None
+        self.on_restart: Callable[[], None] = lambda: None
+        self.present = True
         self.script = script
         self.seconds_per_token = 0.001
         self.pause = False
@@ -68,12 +70,12 @@ class FakeEngine:
         stream.put(Progress(request_id, token, reason, error))
 
     async def run(self) -> None:
-        iteration = 0
+        self.iteration = 0
         while True:
             await asyncio.sleep(self.seconds_per_token)
             if self.pause or not self._live:
                 continue
-            iteration += 1
+            self.iteration += 1
             batch = list(self._live.items())
             for request_id, (request, stream) in batch:
                 if self.refuse is not None:
@@ -90,7 +92,9 @@ class FakeEngine:
                 else:
                     self._end(request_id, reason, token=token)
             live = len(self._live)
-            self.status = EngineStatus(iteration, len(batch), 0, live, 16 * live, 8 * live, len(batch), 0, 0.001, 0.001)
+            self.status = EngineStatus(
+                self.iteration, len(batch), 0, live, 16 * live, 8 * live, len(batch), 0, 0.001, 0.001
+            )
             self.last_report = time.monotonic()
             if self.on_report is not None:
                 self.on_report(IterationReport([], self.status))

@@ -13,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
+
 GOOD = {"model": "tiny", "prompt": "the", "max_tokens": 3}
 
 
@@ -363,6 +365,44 @@ def test_health_means_progress(other_server: Any, monkeypatch: pytest.MonkeyPatc
         server.engine.pause = False
         time.sleep(0.1)
         assert server.http.get("/health").status_code == 200
+
+
+def test_while_an_engine_is_replaced(server: Any) -> None:
+    """Not ready, but healthy: requests are taken, and wait."""
+    server.engine.present, server.engine.pause = False, True
+    try:
+        assert "replaced" in error_of(server.http.get("/ready"), 503)["message"]
+        assert server.http.get("/health").json() == {"status": "recovering"}
+        assert server.http.get("/metrics").status_code == server.http.get("/v1/models").status_code == 200
+    finally:
+        server.engine.present, server.engine.pause = True, False
+    assert server.http.get("/health").json() == server.http.get("/ready").json() == {"status": "ready"}
+
+
+def test_restarts_are_counted_and_iterations_go_on(other_server: Any) -> None:
+    server = other_server()
+
+    def counted(name: str) -> float:
+        line = next(x for x in server.http.get("/metrics").text.splitlines() if x.startswith(f"{name}_total{{"))
+        return float(line.split()[-1])
+
+    server.complete(max_tokens=6)
+    assert (counted("orcaserve_engine_restarts"), counted("orcaserve_iterations")) == (0, 6)
+    server.loop.call_soon_threadsafe(server.engine.on_restart)
+    server.wait_until(lambda: counted("orcaserve_engine_restarts") == 1)
+    assert counted("orcaserve_iterations") == 6
+    server.engine.iteration = 0
+    server.complete(max_tokens=6)
+    assert counted("orcaserve_iterations") == 12
+
+
+@pytest.mark.parametrize("code", ["engine_crashed", "stopping", "engine_error"])
+def test_what_clients_are_told_of_a_lost_engine(server: Any, code: str) -> None:
+    errors = {"engine_crashed": CRASHED_TWICE, "stopping": SERVER_STOPPING, "engine_error": ENGINE_LOST}
+    server.engine.refuse = errors[code]
+    status = 500 if code == "engine_crashed" else 503
+    assert error_of(server.complete(), status)["code"] == code
+    server.engine.refuse = None
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -52,6 +52,41 @@ def post(**fields: Any) -> bytes:
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
+def test_streams_that_have_begun_get_comments_while_there_is_no_engine(server: Any) -> None:
+    whole = server.complete(max_tokens=20).json()["choices"][0]["text"]
+
+    def keep_alive() -> None:
+        asyncio.run_coroutine_threadsafe(call(), server.loop).result(5)
+
+    async def call() -> None:
+        server.app.keep_streams_alive()
+
+    server.engine.pause = True
+    with server.connection() as waiting, server.connection() as begun:
+        waiting.sendall(post(max_tokens=20))
+        server.wait_until(lambda: server.engine.n_open == 1)
+        keep_alive()
+        waiting.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            waiting.recv(1)  # its status is still to be chosen
+        waiting.settimeout(10)
+        server.engine.pause, server.engine.seconds_per_token = False, 0.02
+        begun.sendall(post(max_tokens=20))
+        answer = begun.recv(65536)
+        while b"data: " not in answer:
+            answer += begun.recv(65536)
+        keep_alive()
+        keep_alive()
+        answer += read_all(begun)
+        comment = b"1a\r\n: waiting for the engine\n\n\r\n"
+        assert answer.count(comment) == 2
+        assert texts_of(answer.replace(comment, b""), 1)[0] == [whole]
+        assert texts_of(read_all(waiting).replace(comment, b""), 1)[0] == [whole]
+    server.engine.seconds_per_token = 0.001
+    keep_alive()
+    assert server.http.get("/live").content == b'{"status":"live"}'
+
+
 @pytest.mark.parametrize("n", [1, 5])
 def test_a_client_that_reads_gets_each_token_by_itself(server: Any, n: int) -> None:
     whole = server.complete(max_tokens=20).json()["choices"][0]["text"]

@@ -1,0 +1,110 @@
+"""OngoingRequests: every unfinished request with what it has been given so far, whichever engine runs it."""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from orcaserve.control_plane.client import EngineClient
+from orcaserve.control_plane.token_stream import TokenStream
+from orcaserve.core import FinishReason, Progress, Request
+from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST
+
+MAX_CRASHES = 2  # a request that ran in so many is not run again: it may be their cause
+
+
+class _Ongoing:
+    """One request: the tokens that come are noted in request.output, then passed on.
+
+    engine: who runs it now, None while it waits for one. n_crashes: engines that have died while they ran it.
+    """
+
+    __slots__ = ("_owner", "engine", "n_crashes", "request", "stream")
+
+    def __init__(self, request: Request, owner: OngoingRequests) -> None:
+        self.request = request
+        self.stream = TokenStream(request.id)
+        self.engine: EngineClient | None = None
+        self.n_crashes = 0
+        self._owner = owner
+
+    def take(self, news: Progress) -> None:
+        """From the engine. That an engine was lost is not passed on: what comes of it is the supervisor's to say."""
+        if news.finish_reason is not None:
+            if news.error == ENGINE_LOST:
+                return
+            self._owner.forget(news.request_id)
+        elif news.token is not None:
+            self.request.output.append(news.token)
+        self.stream.put(news)
+
+
+class OngoingRequests:
+    """In order of arrival. Used from one event loop."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, _Ongoing] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: Request) -> TokenStream:
+        """The news of this request until its end, from however many engines. It waits for hand_over."""
+        ongoing = self._requests[request.id] = _Ongoing(request, self)
+        return ongoing.stream
+
+    def forget(self, request_id: int) -> None:
+        """It has ended, or was never begun. Idempotent."""
+        self._requests.pop(request_id, None)
+
+    def hand_over(self, request_id: int, engine: EngineClient) -> None:
+        """Have the engine run it from where it is. Raises EngineError, InvalidRequest as EngineClient.submit does."""
+        ongoing = self._requests[request_id]
+        news = engine.submit(ongoing.request)
+        ongoing.engine = engine
+        news.listen(ongoing.take)
+
+    def hand_over_all(self, engine: EngineClient) -> None:
+        """The earliest first: so they keep their places. An engine that is gone already gets nothing."""
+        if engine.closed.is_set():
+            return
+        for request_id in self._requests:
+            self.hand_over(request_id, engine)
+
+    def cancel(self, request_id: int) -> None:
+        """Nobody waits for it any more. One that no engine has ends here and now."""
+        ongoing = self._requests.get(request_id)
+        if ongoing is None:
+            return
+        ongoing.request.cancelled = True
+        if ongoing.engine is None or ongoing.engine.closed.is_set():
+            self._end(ongoing, FinishReason.CANCELLED, None)
+        else:
+            ongoing.engine.cancel(request_id)
+
+    def crashed(self, engine: EngineClient, max_bs: int) -> int:
+        """The engine is gone. All it had waits for the next, but who was cancelled, and who was in too many crashes.
+
+        Its last batch held the max_bs earliest of its requests at most; others had no part in the crash. Returns how
+        many have failed.
+        """
+        had = [ongoing for ongoing in self._requests.values() if ongoing.engine is engine]
+        for ongoing in islice(had, max_bs):
+            ongoing.n_crashes += 1
+        n_failed = 0
+        for ongoing in had:
+            ongoing.engine = None
+            if ongoing.request.cancelled:
+                self._end(ongoing, FinishReason.CANCELLED, None)
+            elif ongoing.n_crashes >= MAX_CRASHES:
+                self._end(ongoing, FinishReason.ERROR, CRASHED_TWICE)
+                n_failed += 1
+        return n_failed
+
+    def end_all(self, message: str) -> None:
+        """There will be no engine for them: all end with an error."""
+        for ongoing in list(self._requests.values()):
+            self._end(ongoing, FinishReason.ERROR, message)
+
+    def _end(self, ongoing: _Ongoing, reason: FinishReason, error: str | None) -> None:
+        self.forget(ongoing.request.id)
+        ongoing.stream.put(Progress(ongoing.request.id, None, reason, error))
