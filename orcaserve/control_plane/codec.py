@@ -40,23 +40,11 @@ def encode_submit(request: Request) -> wire.Submit:
     assert 0 <= request.id <= MAX_REQUEST_ID, "request ids are ours to choose"
     _check_ids("prompt", request.input_ids)
     _check_ids("stop_token_ids", request.stop_ids)
-    params = request.params
     submit = wire.Submit(
         request_id=request.id,
         input_ids=request.input_ids,
         stop_ids=sorted(request.stop_ids),
-        sampling=wire.Sampling(
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            logit_bias=params.logit_bias,
-        ),
+        sampling=encode_sampling(request.params),
         seed=request.seed,
     )
     if submit.ByteSize() > MAX_TURN_BYTES:
@@ -74,8 +62,28 @@ def decode_submit(submit: wire.Submit) -> Request:
     _check_ids("stop_token_ids", submit.stop_ids)
     if not submit.HasField("sampling"):
         raise InvalidRequest(None, "the sampling settings are missing")
-    sampling = submit.sampling
-    params = SamplingParams(
+    params = decode_sampling(submit.sampling)
+    return Request(submit.request_id, list(submit.input_ids), params, frozenset(submit.stop_ids), submit.seed)
+
+
+def encode_sampling(params: SamplingParams) -> wire.Sampling:
+    return wire.Sampling(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+    )
+
+
+def decode_sampling(sampling: wire.Sampling) -> SamplingParams:
+    """What concerns the engine. Raises InvalidRequest."""
+    return SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         temperature=sampling.temperature,
@@ -87,7 +95,6 @@ def decode_submit(submit: wire.Submit) -> Request:
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
     )
-    return Request(submit.request_id, list(submit.input_ids), params, frozenset(submit.stop_ids), submit.seed)
 
 
 def encode_report(report: IterationReport) -> wire.FromEngine:

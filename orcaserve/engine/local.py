@@ -45,6 +45,9 @@ class LocalEngine:
         self._executor.close()
         self._over = True
 
+    def kill(self) -> None:
+        pass  # it ends with this process
+
     def _run(self, batch: Batch) -> None:
         assert self._deliver is not None, "started before it is used"
         if self._over:
