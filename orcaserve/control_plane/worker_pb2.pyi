@@ -56,18 +56,20 @@ class Forwarded(_message.Message):
     def __init__(self) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("loaded", "ready", "result", "spans", "failure")
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "heartbeat")
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     loaded: Loaded
     ready: Ready
     result: Result
     spans: Spans
     failure: WorkerFailure
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ...) -> None: ...
+    heartbeat: Heartbeat
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("version", "slot_bytes")
@@ -80,6 +82,12 @@ class Loaded(_message.Message):
 class Ready(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("n_iterations",)
+    N_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
+    n_iterations: int
+    def __init__(self, n_iterations: _Optional[int] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("iteration", "tokens", "failures", "seconds")

@@ -46,6 +46,7 @@ class WorkerServer(WorkerServicer):
         self._socket, self._controller = socket, controller
         self._outbox: SimpleQueue[wire.FromWorker | None] = SimpleQueue()
         self._attached, self._forwarded = threading.Lock(), threading.Lock()
+        self._has_master = threading.Event()
         self._open = False
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=4, thread_name_prefix="control plane"),
@@ -71,9 +72,13 @@ class WorkerServer(WorkerServicer):
         """To the master; returns at once. Any thread."""
         self._outbox.put(message)
 
-    def close(self, grace: float = 1.0) -> None:
-        """End the streams after what is in the outbox, for at most `grace` seconds. Idempotent."""
+    def close(self, grace: float = 1.0, attach_grace: float = 0.0) -> None:
+        """End the streams after what is in the outbox, for at most `grace` seconds. Idempotent.
+
+        attach_grace: seconds to wait for a master that has not come yet, if there is something to tell it.
+        """
         self._open = False
+        self._has_master.wait(attach_grace)
         self._outbox.put(None)
         self._server.stop(grace).wait()
 
@@ -83,6 +88,7 @@ class WorkerServer(WorkerServicer):
         """gRPC calls this on the thread that sends."""
         if not self._attached.acquire(blocking=False):
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the worker belongs to another master")
+        self._has_master.set()
         threading.Thread(target=self._read, args=(request_iterator,), name="control plane: read", daemon=True).start()
         yield from iter(self._outbox.get, None)
 

@@ -27,6 +27,7 @@ from orcaserve.process import child_environment
 from orcaserve.version import __version__
 
 WORKER_MODULE = "orcaserve.worker.process"  # by name only: importing it would bring the kernels
+CHECKS = 8  # for heartbeats, in the time after which a worker is taken for lost
 END_GRACE = 1.0  # s that workers have to end by themselves
 _SETTLE = 0.2  # s; deaths come in a row, and the first news is not always of the first death
 
@@ -61,9 +62,12 @@ class WorkerGroup:
         self._news: SimpleQueue[wire.FromWorker | None] = SimpleQueue()  # of loading; None: a worker is lost
         self._lock = threading.Lock()
         self._said: dict[Place, OrcaServeError] = {}  # what workers said of their own failures
-        self._silent: list[Place] = []  # whose streams have ended
+        self._silent: list[Place] = []  # whose streams have ended, or who sent no heartbeat
+        self._heard: dict[Place, float] = {}  # when, on time.monotonic()
         self._losing = self._closing = self._started = False
         self._lost: OrcaServeError | None = None
+        self._ended = threading.Event()
+        self._last_check = 0.0
         self._folder: Path | None = None
 
     def load(self) -> int:
@@ -97,6 +101,9 @@ class WorkerGroup:
             if self._lost is not None:
                 raise self._lost
             self._started = True
+        self._last_check = time.monotonic()
+        self._heard = dict.fromkeys(self._places, self._last_check)
+        threading.Thread(target=self._listen, name="heartbeats", daemon=True).start()
 
     def send(self, iteration: wire.Iteration) -> None:
         """To every shard of the first stage; returns at once."""
@@ -106,6 +113,7 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End the processes: their streams first, then whoever has not ended after END_GRACE. Idempotent."""
+        self._ended.set()
         with self._lock:
             self._closing = True
         for link in self._links.values():
@@ -118,6 +126,7 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """End the processes now. Idempotent; from any thread."""
+        self._ended.set()
         with self._lock:
             self._closing = True
         for process in self._processes.values():
@@ -157,6 +166,19 @@ class WorkerGroup:
         process.wait()
         self._lose(place)
 
+    def _listen(self) -> None:
+        """Until a worker has been silent for too long. Time in which this process did not run itself does not count."""
+        timeout = self._config.parallel.worker_timeout
+        while not self._ended.wait(timeout / CHECKS):
+            now = time.monotonic()
+            if now - self._last_check > 2 * timeout / CHECKS:
+                self._heard = dict.fromkeys(self._places, now)
+            self._last_check = now
+            for place, heard in self._heard.items():
+                if now - heard > timeout:
+                    self._lose(place, silent=True)
+                    return
+
     def _await(self, kind: str) -> wire.FromWorker:
         message = self._news.get()
         if message is None:
@@ -167,9 +189,12 @@ class WorkerGroup:
         return message
 
     def _take(self, place: Place, message: wire.FromWorker) -> None:
+        self._heard[place] = time.monotonic()
         if message.HasField("failure"):
             self._said.setdefault(place, codec.decode_failure(message.failure))
             self._lose(place)
+        elif message.HasField("heartbeat"):
+            pass
         elif message.HasField("loaded") or message.HasField("ready"):
             self._news.put(message)
         else:

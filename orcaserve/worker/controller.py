@@ -26,6 +26,7 @@ from orcaserve.worker.worker import Worker
 
 JOIN_TIMEOUT = 60.0  # s for all workers to meet once their weights are loaded
 ORDER_GRACE = 0.5  # s; an engine that ends does not reach all workers at once
+BEATS = 4  # heartbeats in the time after which a worker is taken for lost
 RENDEZVOUS = "rendezvous"  # file in the workers' folder
 
 _log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class WorkerController:
         self._executor = DeviceExecutor(f"worker {place.name}")
         self._next: NextStage | None = None
         self._answers = place.last and place.shard == 0
+        self._n_iterations = 0
         self._records = config.parallel.timeline is not None
         self._joined, self._over = threading.Event(), threading.Event()
         self.exit_code = 0
@@ -61,8 +63,9 @@ class WorkerController:
             self._fail(error, "loading failed")
         self._joined.wait()
         on_joined()
-        self._over.wait()
-        self._server.close()
+        while not self._over.wait(self._config.parallel.worker_timeout / BEATS):
+            self._server.send(wire.FromWorker(heartbeat=wire.Heartbeat(n_iterations=self._n_iterations)))
+        self._server.close(attach_grace=JOIN_TIMEOUT if self.exit_code else 0.0)
 
     def start(self, n_slots: int) -> None:
         """Make the K/V region, join the other workers. On a thread of the control plane."""
@@ -133,6 +136,7 @@ class WorkerController:
         if self._answers:
             self._server.send(codec.encode_result(result))
         self._backend.spans.clear()
+        self._n_iterations += 1
 
     def _fail(self, error: Exception, what: str) -> None:
         """Tell the master, and end. What an iteration has left behind is unknown."""
