@@ -65,9 +65,9 @@ class DataPlane(Protocol):
     def send(self, rows: Floats) -> None:
         """Begin to pass contiguous rows to the next stage; returns at once. They must not be changed any more."""
 
-    def all_reduce(self, x: Floats) -> None:
+    def all_reduce(self, x: Floats, more: bool = False) -> None:
         """Sum over the shards of this stage, in place, in the order of the shards whatever the size: the same to the
-        bit on every shard, and for a row whatever rows are beside it."""
+        bit on every shard, and for a row whatever rows are beside it. more: the next sum is of as many numbers."""
 
     def gather(self, own: Floats, widths: list[int]) -> Floats | None:
         """Columns of all shards side by side at shard 0, None elsewhere. own: [rows, widths[shard]], contiguous."""

@@ -50,6 +50,7 @@ class TorchDataPlane:
         options._threads = 1
         self._group = gloo(store, place.rank, place.n_ranks, options)
         self._group.set_timeout(_PATIENCE)
+        self._sums: dict[int, _Receive] = {}  # expected by the next sum
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # under way, with what must live until it has left
 
     def receive(self, n_rows: int, width: int) -> _Receive:
@@ -64,22 +65,26 @@ class TorchDataPlane:
         if len(self._sent) > place.n_stages:  # as many batches are in flight: the oldest has long arrived
             self._sent.popleft()[0].wait()
 
-    def all_reduce(self, x: Floats) -> None:
+    def all_reduce(self, x: Floats, more: bool = False) -> None:
         place = self._place
-        others = [shard for shard in range(place.n_shards) if shard != place.shard]
-        peers = [place.rank_of(place.stage, shard) for shard in others]
-        buffers = {shard: np.empty_like(x) for shard in others}
-        incoming = [
-            _Receive(self._group, buffer, peer, _SUM) for buffer, peer in zip(buffers.values(), peers, strict=True)
-        ]
-        self._send_all(x, peers, _SUM)
-        for receive in incoming:
-            receive.wait()
-        total = x if place.shard == 0 else buffers[0]
+        incoming = self._sums or self._expect_sums(x.size)
+        self._send_all(x, [place.rank_of(place.stage, shard) for shard in incoming], _SUM)
+        others = {shard: receive.wait() for shard, receive in incoming.items()}
+        self._sums = self._expect_sums(x.size) if more else {}
+        total = x if place.shard == 0 else others[0]
         for shard in range(1, place.n_shards):
-            np.add(total, x if shard == place.shard else buffers[shard], out=total)
+            np.add(total, x if shard == place.shard else others[shard], out=total)
         if total is not x:
             x[:] = total
+
+    def _expect_sums(self, n: int) -> dict[int, _Receive]:
+        """Begin to take the arrays of the next sum, by shard: who is expected need not be announced first."""
+        place = self._place
+        return {
+            shard: _Receive(self._group, np.empty(n, np.float32), place.rank_of(place.stage, shard), _SUM)
+            for shard in range(place.n_shards)
+            if shard != place.shard
+        }
 
     def gather(self, own: Floats, widths: Sequence[int]) -> Floats | None:
         place = self._place

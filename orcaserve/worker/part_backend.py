@@ -25,6 +25,8 @@ from orcaserve.native.precision import choose_precision
 from orcaserve.native.sampler import Sampler
 from orcaserve.worker import backend
 
+SUMS = 2  # over shards, in every layer
+
 _log = logging.getLogger(__name__)
 
 
@@ -76,6 +78,7 @@ class PartBackend:
             len(Part(part.spec, part.layers, shard, part.n_shards).vocabulary) for shard in range(part.n_shards)
         ]
         self._expected: deque[tuple[int, Incoming | None]] = deque()  # rows of iterations to come, and their receives
+        self._n_sums = 0  # of the iteration under way
         self._passed_on = False  # whether the iteration under way has been
         self.spans: list[Span] = []
 
@@ -135,4 +138,5 @@ class PartBackend:
         return np.zeros((n, self.spec.hidden_size), np.float32)
 
     def _all_reduce(self, x: Floats) -> None:
-        self._plane.all_reduce(x)
+        self._n_sums = (self._n_sums + 1) % (SUMS * len(self._part.layers))
+        self._plane.all_reduce(x, more=self._n_sums > 0)

@@ -39,8 +39,11 @@ def test_sums_are_the_same_everywhere_and_for_a_row_in_any_company(n_shards: int
 
     def work(place: Place, plane: TorchDataPlane) -> list[np.ndarray]:
         many, one = rows[place.shard].reshape(-1).copy(), rows[place.shard, 17].copy()
-        plane.all_reduce(many)
+        again = many.copy()
+        plane.all_reduce(many, more=True)
+        plane.all_reduce(again)
         plane.all_reduce(one)
+        assert np.array_equal(again, many)
         return [many.reshape(40, 96), one]
 
     in_order = rows[0].copy()

@@ -25,7 +25,7 @@ from orcaserve.core import SamplingParams as Params
 from orcaserve.engine.host import EngineHost
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
 Alive = Callable[[int], bool]
 Within = Callable[[float, Callable[[], bool]], bool]
@@ -264,6 +264,59 @@ def test_a_request_that_cannot_run_ends_alone(odd_model: Path) -> None:
         assert ends[1].finish_reason is FinishReason.ERROR and "outside 0..250" in str(ends[1].error)
         assert ends[2].finish_reason is FinishReason.LENGTH
         assert master is engine.host._engine
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["-pp", "31"], "orcaserve: --pipeline-parallel-size: must be at most 30: the model has so many layers"),
+        (["-tp", "4"], "orcaserve: --tensor-parallel-size: must be at most 3: the model has 3 key/value heads"),
+        (["--layer-split", "8,8"], "orcaserve: --layer-split: adds up to 16 layers, and the model has 30"),
+        (["-pp", "2", "--layer-split", "30"], "orcaserve: --layer-split: names 1 stages, --pipeline-parallel-size 2"),
+    ],
+)
+def test_the_user_reads_one_line(flags: list[str], words: str, default_model: Path) -> None:
+    command = [sys.executable, "-m", "orcaserve", "generate", "--model", str(default_model), "--prompt", "x", *flags]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith(words) and ended.stderr.count("\n") == 1
+
+
+async def test_the_endpoint_hears_of_a_lost_worker(odd_model: Path, alive: Alive, within: Within) -> None:
+    """Through all processes: endpoint (this one), engine, workers."""
+    from orcaserve.core import Progress
+    from orcaserve.core.errors import ENGINE_LOST
+    from orcaserve.serving.launcher import EngineProcess
+
+    engine = EngineProcess(settings(odd_model, 2, n_slots=4096))
+    engine.start()
+    client = await engine.connect(60)
+    pids = workers(engine.pid)
+    assert set(pids) == {"s0r0", "s1r0"} and client.facts.n_workers == 2
+    stream = client.submit(Request(1, [3, 4], Params(max_tokens=2000, temperature=0)))
+    await anext(stream)
+    os.kill(pids["s0r0"], signal.SIGKILL)
+    end = [news async for some in stream for news in some][-1]
+    assert end == Progress(1, None, FinishReason.ERROR, ENGINE_LOST)
+    assert await engine.wait() == 1
+    assert "worker s0r0" in str(client.reason) and "SIGKILL" in str(client.reason)
+    assert within(3, lambda: not any(alive(pid) for pid in pids.values()))
+    await client.close()
+
+
+async def test_told_to_end_the_engine_ends_its_workers(odd_model: Path, alive: Alive, tmp_path: Path) -> None:
+    from orcaserve.serving.launcher import EngineProcess
+
+    path = tmp_path / "run.json"
+    engine = EngineProcess(settings(odd_model, 2, timeline=path))
+    engine.start()
+    client = await engine.connect(60)
+    pids = workers(engine.pid)
+    _ = [news async for news in client.submit(Request(1, [3, 4], Params(max_tokens=5, temperature=0)))]
+    assert await engine.stop() == 0
+    assert not any(alive(pid) for pid in pids.values())
+    assert path.exists()
+    await client.close()
 
 
 LEFT_ALONE = """
