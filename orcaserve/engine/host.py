@@ -19,7 +19,7 @@ from orcaserve.core import (
     Request,
 )
 from orcaserve.core.admission import check_request
-from orcaserve.engine.local import LocalEngine
+from orcaserve.engine.local import WORKER, LocalEngine
 from orcaserve.engine.master import EngineMaster
 from orcaserve.scheduler.loop import IterationLoop
 from orcaserve.scheduler.policies import EvenBatches
@@ -71,13 +71,14 @@ class EngineHost:
             return cls(master, master.facts, config.kv.page_size, report, on_failure)
         from orcaserve.worker.worker import Worker  # late: the engine's socket is there while it is imported
 
-        executor = DeviceExecutor("worker s0r0")
+        executor = DeviceExecutor(f"worker {WORKER}")
         try:
             worker = executor.call(lambda: Worker.load(config))
         except Exception:
             executor.close()
             raise
-        return cls(LocalEngine(worker, executor), worker.facts, config.kv.page_size, report, on_failure)
+        engine = LocalEngine(worker, executor, config.parallel.timeline)
+        return cls(engine, worker.facts, config.kv.page_size, report, on_failure)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hand over new requests, in order of arrival; one that the model cannot run is refused by itself.

@@ -28,8 +28,7 @@ class EngineMaster:
         self.n_workers = config.parallel.pipeline_parallel_size
         self.facts: EngineFacts
         self._group = WorkerGroup(config, plan.places, self._take, self._fail)
-        self._timeline_path = config.parallel.timeline
-        self._timeline = Timeline([place.name for place in plan.places])
+        self._timeline = Timeline([place.name for place in plan.places], config.parallel.timeline)
         self._deliver: Callable[[EngineEvent], None] | None = None
         self._state = threading.Condition()
         self._n_in_flight = 0
@@ -72,13 +71,13 @@ class EngineMaster:
             self._state.wait_for(lambda: self._n_in_flight == 0 or self._failure is not None, CLOSE_PATIENCE)
             self._over = True
         self._group.close()
-        self._write_timeline()
+        self._timeline.write()
 
     def kill(self) -> None:
         with self._state:
             self._over = True
         self._group.kill()
-        self._write_timeline()
+        self._timeline.write()
 
     def _take(self, place: Place, message: wire.FromWorker) -> None:
         """On a thread of the control plane."""
@@ -100,9 +99,3 @@ class EngineMaster:
             self._state.notify_all()
             if self._deliver is not None:
                 self._deliver(self._failure)
-
-    def _write_timeline(self) -> None:
-        """Once."""
-        path, self._timeline_path = self._timeline_path, None
-        if path is not None:
-            self._timeline.write(path)

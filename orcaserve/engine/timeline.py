@@ -26,9 +26,13 @@ class _Record(NamedTuple):
 
 
 class Timeline:
-    """Records what workers report, from any thread."""
+    """Records what workers report, from any thread.
 
-    def __init__(self, workers: Sequence[str]) -> None:
+    path: where `write` writes, or None: nothing is wanted.
+    """
+
+    def __init__(self, workers: Sequence[str], path: Path | None) -> None:
+        self._path = path
         self._workers = list(workers)
         self._records: deque[_Record] = deque(maxlen=MOST_RECORDS)
         self._lock = threading.Lock()
@@ -52,8 +56,15 @@ class Timeline:
         total = _covered(flights.values())
         return {worker: 1 - n / total if total else 0.0 for worker, n in busy.items()}
 
-    def write(self, path: Path) -> None:
-        """The trace to `path`, the picture beside it. A file that cannot be written is logged, and no failure."""
+    @property
+    def wanted(self) -> bool:
+        return self._path is not None
+
+    def write(self) -> None:
+        """Once, the trace and beside it the picture. A file that cannot be written is logged, and no failure."""
+        path, self._path = self._path, None
+        if path is None:
+            return
         shares = self.idle_shares()
         try:
             path.write_text(json.dumps(self._trace()))
