@@ -34,6 +34,10 @@ def keepalive(timeout: float) -> list[tuple[str, int]]:
     return [
         ("grpc.keepalive_time_ms", half),
         ("grpc.keepalive_timeout_ms", half),
+        (
+            "grpc.http2.ping_timeout_ms",
+            half,
+        ),  # else a minute: it bounds the wait for the answer, the one above does not
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

@@ -84,10 +84,8 @@ class Ready(_message.Message):
     def __init__(self) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("n_iterations",)
-    N_ITERATIONS_FIELD_NUMBER: _ClassVar[int]
-    n_iterations: int
-    def __init__(self, n_iterations: _Optional[int] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("iteration", "tokens", "failures", "seconds")

@@ -47,7 +47,6 @@ class WorkerController:
         self._executor = DeviceExecutor(f"worker {place.name}")
         self._next: NextStage | None = None
         self._answers = place.last and place.shard == 0
-        self._n_iterations = 0
         self._records = config.parallel.timeline is not None
         self._joined, self._over = threading.Event(), threading.Event()
         self.exit_code = 0
@@ -64,7 +63,7 @@ class WorkerController:
         self._joined.wait()
         on_joined()
         while not self._over.wait(self._config.parallel.worker_timeout / BEATS):
-            self._server.send(wire.FromWorker(heartbeat=wire.Heartbeat(n_iterations=self._n_iterations)))
+            self._server.send(wire.FromWorker(heartbeat=wire.Heartbeat()))
         self._server.close(attach_grace=JOIN_TIMEOUT if self.exit_code else 0.0)
 
     def start(self, n_slots: int) -> None:
@@ -136,7 +135,6 @@ class WorkerController:
         if self._answers:
             self._server.send(codec.encode_result(result))
         self._backend.spans.clear()
-        self._n_iterations += 1
 
     def _fail(self, error: Exception, what: str) -> None:
         """Tell the master, and end. What an iteration has left behind is unknown."""

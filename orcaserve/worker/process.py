@@ -48,13 +48,13 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: _abandon(options.folder, place))
     controller = WorkerController(config, place, options.folder)
     threading.Thread(target=_watch_parent, args=(options.folder, place), name="parent", daemon=True).start()
-    gc.freeze()
     controller.run(lambda: _joined(options.parent))
     _leave(controller.exit_code)
 
 
 def _joined(parent: int) -> None:
-    """From here on the engine has removed all files. A worker that was stopped can be ended by this signal alone."""
+    """From here on the engine removes all files. A worker that was stopped can be ended by this signal alone."""
+    gc.freeze()  # what loading has made stays for good: no collection has to look at it again
     if not die_with_parent(parent, signal.SIGKILL):
         _leave(0)
 
