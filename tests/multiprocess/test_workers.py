@@ -20,7 +20,7 @@ import grpc
 import pytest
 
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from orcaserve.core import ConfigError, EngineError, FinishReason, IterationReport, ModelNotFound, Request
+from orcaserve.core import ConfigError, EngineError, FinishReason, IterationReport, ModelNotFound, Progress, Request
 from orcaserve.core import SamplingParams as Params
 from orcaserve.engine.host import EngineHost
 
@@ -247,23 +247,31 @@ def test_what_a_worker_finds_wrong_is_what_the_user_reads(odd_model: Path) -> No
 
 
 @pytest.mark.usefixtures("folders")
-def test_a_request_that_cannot_run_ends_alone(odd_model: Path) -> None:
-    """Its rows are missing at every stage alike."""
+@pytest.mark.parametrize("n_good", [1, 5])
+def test_a_request_that_cannot_run_ends_alone(n_good: int, odd_model: Path) -> None:
+    """Its rows are missing at every stage alike, be it the whole of its batch (n_good 1) or a part of it."""
+
+    def good(first_id: int) -> list[Request]:
+        params = Params(max_tokens=6, temperature=0)
+        return [Request(first_id + i, list(range(i + 1, 2 * i + 4)), params) for i in range(n_good)]
+
     with Running(settings(odd_model, 3)) as engine:
-        master = engine.host._engine
-        bad = Request(1, [1, 2], Params(max_tokens=4, temperature=0, logit_bias={5: 1.0}))
-        good = Request(2, [1, 2, 3], Params(max_tokens=4, temperature=0))
-        bad.input_ids = [1, 99999]
-        engine.host._check = lambda request: None  # type: ignore[method-assign]
-        engine.host.submit([bad, good])
-        ends = {}
-        while len(ends) < 2:
+        engine.host._check = lambda request: None  # type: ignore[method-assign]  # the door that would refuse it
+        expected = list(engine.run(good(1)).values())
+        company = [Request(50, [1, 99_999, 3], Params(max_tokens=4)), *good(51)]
+        tokens: dict[int, list[int]] = {request.id: [] for request in company}
+        ends: dict[int, Progress] = {}
+        engine.host.submit(company)
+        while len(ends) < len(company):
             report = engine.news.get(timeout=60)
             assert not isinstance(report, str), report
-            ends |= {news.request_id: news for news in report.progress if news.finish_reason}
-        assert ends[1].finish_reason is FinishReason.ERROR and "outside 0..250" in str(ends[1].error)
-        assert ends[2].finish_reason is FinishReason.LENGTH
-        assert master is engine.host._engine
+            for news in report.progress:
+                if news.token is not None:
+                    tokens[news.request_id].append(news.token)
+                if news.finish_reason is not None:
+                    ends[news.request_id] = news
+    assert ends[50].finish_reason is FinishReason.ERROR and "outside 0..250" in str(ends[50].error)
+    assert [tokens[request.id] for request in company[1:]] == expected
 
 
 @pytest.mark.parametrize(
@@ -284,7 +292,6 @@ def test_the_user_reads_one_line(flags: list[str], words: str, default_model: Pa
 
 async def test_the_endpoint_hears_of_a_lost_worker(odd_model: Path, alive: Alive, within: Within) -> None:
     """Through all processes: endpoint (this one), engine, workers."""
-    from orcaserve.core import Progress
     from orcaserve.core.errors import ENGINE_LOST
     from orcaserve.serving.launcher import EngineProcess
 
@@ -293,6 +300,7 @@ async def test_the_endpoint_hears_of_a_lost_worker(odd_model: Path, alive: Alive
     client = await engine.connect(60)
     pids = workers(engine.pid)
     assert set(pids) == {"s0r0", "s1r0"} and client.facts.n_workers == 2
+    assert "libtorch" not in Path(f"/proc/{engine.pid}/maps").read_text(), "only workers need it"
     stream = client.submit(Request(1, [3, 4], Params(max_tokens=2000, temperature=0)))
     await anext(stream)
     os.kill(pids["s0r0"], signal.SIGKILL)
