@@ -117,6 +117,10 @@ def workers(parent: int) -> dict[str, int]:
     return found
 
 
+def has_torch(pid: int) -> bool:
+    return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+
+
 def network_sockets(pid: int) -> list[str]:
     """Addresses in the kernel's table where this process listens on TCP, in its own notation."""
     own = {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir() if fd.is_symlink()}
@@ -300,7 +304,8 @@ async def test_the_endpoint_hears_of_a_lost_worker(odd_model: Path, alive: Alive
     client = await engine.connect(60)
     pids = workers(engine.pid)
     assert set(pids) == {"s0r0", "s1r0"} and client.facts.n_workers == 2
-    assert "libtorch" not in Path(f"/proc/{engine.pid}/maps").read_text(), "only workers need it"
+    assert not has_torch(engine.pid), "only workers need it"
+    assert all(has_torch(pid) for pid in pids.values())
     stream = client.submit(Request(1, [3, 4], Params(max_tokens=2000, temperature=0)))
     await anext(stream)
     os.kill(pids["s0r0"], signal.SIGKILL)
