@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -312,6 +313,7 @@ async def test_the_endpoint_hears_of_a_lost_worker(odd_model: Path, alive: Alive
     end = [news async for some in stream for news in some][-1]
     assert end == Progress(1, None, FinishReason.ERROR, ENGINE_LOST)
     assert await engine.wait() == 1
+    await asyncio.wait_for(client.closed.wait(), 5)
     assert "worker s0r0" in str(client.reason) and "SIGKILL" in str(client.reason)
     assert within(3, lambda: not any(alive(pid) for pid in pids.values()))
     await client.close()
