@@ -178,12 +178,12 @@ struct AllReduce {
   std::exception_ptr error;
 };
 
-void call_all_reduce(void* context, float* x, int64_t n) {
+void call_all_reduce(void* context, float* x, int64_t n, int64_t n_next) {
   auto& reduce = *static_cast<AllReduce*>(context);
   if (reduce.error) return;
   nb::gil_scoped_acquire held;
   try {
-    reduce.function(reinterpret_cast<uintptr_t>(x), n);
+    reduce.function(reinterpret_cast<uintptr_t>(x), n, n_next);
   } catch (...) {
     reduce.error = std::current_exception();
   }

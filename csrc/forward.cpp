@@ -338,23 +338,25 @@ class Pass {
 
   void finish(const Layer& layer, int index, int first, int n) {
     const Operand attended = take(layer.out, 4 * index + 1, n, ws_.attended + int64_t{first} * layer.out.n_in);
-    accumulate(layer.out, attended, first, n, &layer.up);
+    accumulate(layer.out, attended, first, n, &layer.up, n);
     const Operand normed = prepare(layer.up, 4 * index + 2, n, &layer.mlp_norm, [&](int row) { return x(first + row); });
     multiply(layer.up, normed, n, {m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation},
              &layer.down, team_, member_);
     const Operand wide = take(layer.down, 4 * index + 3, n, ws_.wide);
     const Matrix* then = index + 1 < m_.n_layers ? &m_.layers[index + 1].qkv : m_.last ? &m_.head : nullptr;
-    accumulate(layer.down, wide, first, n, then);
+    const int next = first + n < it_.n_tokens ? first + n : index + 1 < m_.n_layers ? 0 : it_.n_tokens;
+    accumulate(layer.down, wide, first, n, then, least(kRowBlock, it_.n_tokens - next));
   }
 
-  // x += operand W^T, summed over shards.
-  void accumulate(const Matrix& w, const Operand& operand, int first, int n, const Matrix* then) {
+  // x += operand W^T, summed over shards. n_next: rows of the next such sum.
+  void accumulate(const Matrix& w, const Operand& operand, int first, int n, const Matrix* then, int n_next) {
     if (!it_.all_reduce) {
       multiply(w, operand, n, {Sink::kAdd, x(first), hidden_}, then, team_, member_);
       return;
     }
     multiply(w, operand, n, {Sink::kStore, ws_.partial_sums, hidden_}, then, team_, member_);
-    if (member_ == 0) it_.all_reduce(it_.all_reduce_context, ws_.partial_sums, int64_t{n} * hidden_);
+    if (member_ == 0) 
+      it_.all_reduce(it_.all_reduce_context, ws_.partial_sums, int64_t{n} * hidden_, int64_t{n_next} * hidden_);
     team_.barrier(member_);
     for_rows(n, false, team_, member_, kRowsPerUnit, [&](int row) {
       const float* from = ws_.partial_sums + int64_t{row} * hidden_;

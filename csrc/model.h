@@ -176,7 +176,8 @@ struct Iteration {
   double* const* observed;
 
   // Sums x [n] over the shards of the layer, in place; null with one shard. Called by member 0 while the others wait.
-  void (*all_reduce)(void* context, float* x, int64_t n);
+  // n_next: of how many numbers the next sum is; 0 if there is none in this run.
+  void (*all_reduce)(void* context, float* x, int64_t n, int64_t n_next);
   void* all_reduce_context;
 };
 

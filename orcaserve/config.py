@@ -81,12 +81,48 @@ class SchedulerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ParallelConfig:
+    """How the model is cut: into stages of consecutive layers, and each stage into shards, a process for each of these.
+
+    layer_split: layers of every stage; None = as even as they come out.
+    worker_timeout: seconds after which a worker that does not answer is taken for lost.
+    timeline: where to write what each worker did when, or None; with a picture beside it.
+    """
+
+    pipeline_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    layer_split: tuple[int, ...] | None = None
+    worker_timeout: float = 30.0
+    timeline: Path | None = None
+
+    def __post_init__(self) -> None:
+        _check_at_least("--pipeline-parallel-size", self.pipeline_parallel_size, 1)
+        _check_at_least("--tensor-parallel-size", self.tensor_parallel_size, 1)
+        if self.layer_split is not None:
+            for layers in self.layer_split:
+                _check_at_least("--layer-split", layers, 1)
+            if len(self.layer_split) != self.pipeline_parallel_size:
+                raise ConfigError(
+                    "--layer-split",
+                    f"names {len(self.layer_split)} stages, --pipeline-parallel-size {self.pipeline_parallel_size}",
+                )
+        if not 1 <= self.worker_timeout <= 3600:
+            raise ConfigError("--worker-timeout", "must be from 1 to 3600 seconds")
+
+    @property
+    def n_workers(self) -> int:
+        """Worker processes."""
+        return self.pipeline_parallel_size * self.tensor_parallel_size
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs."""
 
     model: ModelConfig
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def to_json(self) -> str:
         """One line, for the engine process."""
@@ -96,11 +132,19 @@ class EngineConfig:
     def from_json(cls, text: str) -> EngineConfig:
         """What to_json wrote; checked again."""
         parts = json.loads(text)
-        model = parts["model"]
+        model, parallel = parts["model"], parts["parallel"]
+        split, timeline = parallel["layer_split"], parallel["timeline"]
         return cls(
             ModelConfig(**{**model, "path": Path(model["path"])}),
             KVConfig(**parts["kv"]),
             SchedulerConfig(**parts["scheduler"]),
+            ParallelConfig(
+                **{
+                    **parallel,
+                    "layer_split": None if split is None else tuple(split),
+                    "timeline": None if timeline is None else Path(timeline),
+                }
+            ),
         )
 
 

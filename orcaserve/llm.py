@@ -22,7 +22,16 @@ from typing import Any, cast
 from tqdm import tqdm
 
 from orcaserve.checkpoint.locate import locate_model, model_name
-from orcaserve.config import DType, EngineConfig, KVConfig, KVDType, ModelConfig, Quantization, SchedulerConfig
+from orcaserve.config import (
+    DType,
+    EngineConfig,
+    KVConfig,
+    KVDType,
+    ModelConfig,
+    ParallelConfig,
+    Quantization,
+    SchedulerConfig,
+)
 from orcaserve.core import EngineError, InvalidRequest, IterationReport, Progress, Request, SamplingParams, fan_out
 from orcaserve.engine.host import EngineHost
 from orcaserve.serving.chat_template import ChatTemplate
@@ -83,6 +92,8 @@ class LLM:
     dtype, quantization, kv_cache_dtype: how weights and K/V are held; `auto` never makes a full-precision file coarser.
     device: cpu; cuda, cuda:N; or reference, the readable PyTorch path on the CPU.
     max_num_seqs: the paper's max_bs; n_slots / kv_cache_memory_bytes: size of the K/V region.
+    pipeline_parallel_size, tensor_parallel_size, layer_split: cut the model over processes, which end with the thread
+    that made this object.
     Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
     """
 
@@ -99,6 +110,9 @@ class LLM:
         n_slots: int | None = None,
         kv_cache_memory_bytes: int | None = None,
         threads: int | None = None,
+        pipeline_parallel_size: int = 1,
+        tensor_parallel_size: int = 1,
+        layer_split: Sequence[int] | None = None,
     ) -> None:
         name = None if model is None else str(model)
         path = locate_model(name)
@@ -107,6 +121,9 @@ class LLM:
                 ModelConfig(path, model_name(name), dtype, quantization, device, max_model_len, threads),
                 KVConfig(n_slots, kv_cache_memory_bytes, kv_cache_dtype),
                 SchedulerConfig(max_num_seqs),
+                ParallelConfig(
+                    pipeline_parallel_size, tensor_parallel_size, None if layer_split is None else tuple(layer_split)
+                ),
             )
         )
 

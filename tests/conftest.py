@@ -28,10 +28,19 @@ def default_model() -> Path:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint folder of Llama's kind with random weights: some 100 KB, loaded in no time."""
+    return write_llama(tmp_path_factory.mktemp("tiny"), 256, hidden=32, layers=2, heads=4, kv_heads=2, mlp=64)
+
+
+@pytest.fixture(scope="session")
+def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for cutting: nothing of it can be divided evenly by 2 and 3 and 4."""
+    return write_llama(tmp_path_factory.mktemp("odd"), 251, hidden=64, layers=5, heads=8, kv_heads=4, mlp=200)
+
+
+def write_llama(folder: Path, vocabulary: int, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> Path:
     import numpy as np
     from safetensors.numpy import save_file
 
-    vocabulary, hidden, layers, heads, kv_heads, mlp = 256, 32, 2, 4, 2, 64
     random = np.random.default_rng(0)
 
     def matrix(*shape: int) -> NDArray[np.float32]:
@@ -76,7 +85,6 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    folder = tmp_path_factory.mktemp("tiny")
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     return folder

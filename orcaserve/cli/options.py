@@ -11,7 +11,16 @@ import os
 from pathlib import Path
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
-from orcaserve.config import DTYPES, KV_DTYPES, QUANTIZATIONS, EngineConfig, KVConfig, ModelConfig, SchedulerConfig
+from orcaserve.config import (
+    DTYPES,
+    KV_DTYPES,
+    QUANTIZATIONS,
+    EngineConfig,
+    KVConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from orcaserve.core import SamplingParams
 from orcaserve.core.errors import ConfigError
 
@@ -85,7 +94,80 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
     group.add_argument("-np", "--max-num-seqs", "--max-running-requests", type=int, default=64, metavar="N",
                        help="max_bs: most requests in one batch (default: %(default)s)")  # fmt: skip
     group.add_argument(
-        "-t", "--threads", type=int, metavar="N", help="CPU threads; default: the cores this process may use"
+        "-t",
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads of each worker; default: the cores this process may use, divided among the workers",
+    )
+    _add_parallel_arguments(parser)
+
+
+def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "workers",
+        "One process runs the whole model, unless it is cut: into stages (a run of layers each; every stage works on\n"
+        "another batch at the same time) and each stage into shards (some heads and columns of every layer each; all\n"
+        "shards work on the same batch and add up what they found). P stages of T shards are P x T worker processes.",
+    )
+    group.add_argument(
+        "-pp",
+        "--pipeline-parallel-size",
+        type=int,
+        metavar="P",
+        help="stages, at most the model's layers; P batches are in flight, so P times as many requests keep all busy "
+        "(default: as many as --layer-split names, or 1)",
+    )
+    group.add_argument(
+        "-tp",
+        "--tensor-parallel-size",
+        type=int,
+        default=1,
+        metavar="T",
+        help="shards of every stage, at most the model's key/value heads, which are divided unevenly if they must be "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--layer-split",
+        type=layer_split,
+        metavar="N,N,...",
+        help="layers of each stage, first to last, for example 8,7,8,7: fewer in the last one make up for its output "
+        "head and sampling; default: as even as they come out",
+    )
+    group.add_argument(
+        "--worker-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a worker process that answers no ping for so long is taken for lost; one that ends is noticed at once "
+        "(default: %(default)g)",
+    )
+    group.add_argument(
+        "--timeline",
+        type=Path,
+        metavar="FILE",
+        help="when the engine ends, write what each worker did when: a trace for ui.perfetto.dev or chrome://tracing, "
+        "and beside it a picture (.svg) with each worker's idle share",
+    )
+
+
+def layer_split(text: str) -> tuple[int, ...]:
+    """`8,7,8,7` -> (8, 7, 8, 7)."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 8,7,8,7") from error
+
+
+def _parallel_config(args: argparse.Namespace) -> ParallelConfig:
+    split: tuple[int, ...] | None = args.layer_split
+    stages: int | None = args.pipeline_parallel_size
+    return ParallelConfig(
+        pipeline_parallel_size=stages if stages is not None else len(split or (1,)),
+        tensor_parallel_size=args.tensor_parallel_size,
+        layer_split=split,
+        worker_timeout=args.worker_timeout,
+        timeline=args.timeline and Path(os.path.abspath(args.timeline)),
     )
 
 
@@ -107,6 +189,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ),
         kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
         scheduler=SchedulerConfig(max_bs=args.max_num_seqs),
+        parallel=_parallel_config(args),
     )
 
 

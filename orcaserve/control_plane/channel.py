@@ -1,4 +1,4 @@
-"""How the two sides of the control plane talk: a Unix socket, and the options of its gRPC channel."""
+"""How the sides of the control plane talk: Unix sockets, and the options of their gRPC channels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,35 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_reconnect_backoff_ms", 200),
 ]
 
+# For servers whose callers send pings: without these two gRPC ends a connection on which pings come while nothing else
+# does ("too many pings"), as on an engine that waits for requests.
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 0),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+
+def keepalive(timeout: float) -> list[tuple[str, int]]:
+    """Options of a caller that takes a server for lost which answers no ping for `timeout` seconds."""
+    half = int(timeout * 500)
+    return [
+        ("grpc.keepalive_time_ms", half),
+        ("grpc.keepalive_timeout_ms", half),
+        (
+            "grpc.http2.ping_timeout_ms",
+            half,
+        ),  # else a minute: it bounds the wait for the answer, the one above does not
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
 
 def target_of(socket: Path) -> str:
     """The gRPC name of a Unix socket."""
     return f"unix:{socket}"
+
+
+def worker_socket(folder: Path, name: str) -> Path:
+    """Where a worker listens, s0r0 say, in the folder that an engine's workers share."""
+    return folder / f"{name}.sock"

@@ -41,23 +41,11 @@ def encode_submit(request: Request) -> wire.Submit:
     _check_ids("prompt", request.input_ids)
     _check_ids("stop_token_ids", request.stop_ids)
     _check_ids("output", request.output)
-    params = request.params
     submit = wire.Submit(
         request_id=request.id,
         input_ids=request.input_ids,
         stop_ids=sorted(request.stop_ids),
-        sampling=wire.Sampling(
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            top_k=params.top_k,
-            min_p=params.min_p,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            repetition_penalty=params.repetition_penalty,
-            logit_bias=params.logit_bias,
-        ),
+        sampling=encode_sampling(request.params),
         seed=request.seed,
         output_ids=request.output,
     )
@@ -77,8 +65,35 @@ def decode_submit(submit: wire.Submit) -> Request:
     _check_ids("output", submit.output_ids)
     if not submit.HasField("sampling"):
         raise InvalidRequest(None, "the sampling settings are missing")
-    sampling = submit.sampling
-    params = SamplingParams(
+    params = decode_sampling(submit.sampling)
+    return Request(
+        submit.request_id,
+        list(submit.input_ids),
+        params,
+        frozenset(submit.stop_ids),
+        submit.seed,
+        output=list(submit.output_ids),
+    )
+
+
+def encode_sampling(params: SamplingParams) -> wire.Sampling:
+    return wire.Sampling(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=params.logit_bias,
+    )
+
+
+def decode_sampling(sampling: wire.Sampling) -> SamplingParams:
+    """What concerns the engine. Raises InvalidRequest."""
+    return SamplingParams(
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         temperature=sampling.temperature,
@@ -89,14 +104,6 @@ def decode_submit(submit: wire.Submit) -> Request:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
-    )
-    return Request(
-        submit.request_id,
-        list(submit.input_ids),
-        params,
-        frozenset(submit.stop_ids),
-        submit.seed,
-        output=list(submit.output_ids),
     )
 
 

@@ -34,6 +34,9 @@ class Engine(Protocol):
     def close(self) -> None:
         """Stop after what is in flight; idempotent. Nothing is delivered afterwards."""
 
+    def kill(self) -> None:
+        """End other processes of the engine, whatever they do: this process is about to end. From any thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:

@@ -19,8 +19,10 @@ from orcaserve.core import (
     Request,
 )
 from orcaserve.core.admission import check_output, check_request
-from orcaserve.engine.local import LocalEngine
+from orcaserve.engine.local import WORKER, LocalEngine
+from orcaserve.engine.master import EngineMaster
 from orcaserve.scheduler.loop import IterationLoop
+from orcaserve.scheduler.policies import EvenBatches
 from orcaserve.scheduler.scheduler import Scheduler
 from orcaserve.worker.executor import DeviceExecutor
 
@@ -45,10 +47,12 @@ class EngineHost:
         on_failure: Callable[[str], None] = lambda message: None,
     ) -> None:
         self.facts = facts
+        self._engine = engine
         self._report = report
         self._on_failure = on_failure
         self._status = EngineStatus()
-        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size)
+        policy = EvenBatches(engine.n_workers)
+        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy)
         self._loop = IterationLoop(scheduler, engine, self._publish)
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
@@ -57,16 +61,24 @@ class EngineHost:
     def load(
         cls, config: EngineConfig, report: Report, on_failure: Callable[[str], None] = lambda message: None
     ) -> EngineHost:
-        """Load the model into a worker of this process; takes seconds. Raises ModelError or ConfigError."""
+        """Load the model into a worker of this process, or its parts into processes of their own; takes seconds.
+
+        On the main thread, if there are such processes: they end with the thread that started them. Raises ModelError,
+        ConfigError, or EngineError if a process is lost.
+        """
+        if config.parallel.n_workers > 1:
+            master = EngineMaster.load(config)
+            return cls(master, master.facts, config.kv.page_size, report, on_failure)
         from orcaserve.worker.worker import Worker  # late: the engine's socket is there while it is imported
 
-        executor = DeviceExecutor("worker s0r0")
+        executor = DeviceExecutor(f"worker {WORKER}")
         try:
             worker = executor.call(lambda: Worker.load(config))
         except Exception:
             executor.close()
             raise
-        return cls(LocalEngine(worker, executor), worker.facts, config.kv.page_size, report, on_failure)
+        engine = LocalEngine(worker, executor, config.parallel.timeline)
+        return cls(engine, worker.facts, config.kv.page_size, report, on_failure)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hand over new requests, in order of arrival; one that the model cannot run is refused by itself.
@@ -95,6 +107,10 @@ class EngineHost:
         """End every live request as CANCELLED, wait for the iteration in flight, stop. Idempotent."""
         self._loop.stop()
         self._thread.join()
+
+    def kill(self) -> None:
+        """Leave nothing behind but this process, which is about to end: other processes of the engine are ended now."""
+        self._engine.kill()
 
     def _check(self, request: Request) -> None:
         """What the endpoint has checked already, once more: nothing past this point may fail for a request's sake."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 from orcaserve.core import Batch, EngineEvent, EngineFailure, IterationResult
+from orcaserve.core.spans import COMPUTE, IterationSpans, Span
+from orcaserve.engine.timeline import Timeline
 from orcaserve.worker.executor import DeviceExecutor
 
+WORKER = "s0r0"  # its name
 _log = logging.getLogger(__name__)
 
 
@@ -24,11 +28,14 @@ class LocalEngine:
 
     The engine owns the executor from here on: close() ends it. An iteration that raises is the last one: it is logged
     and delivered as a failure, because what it left in the K/V region is unknown.
+
+    timeline: where iterations are recorded; written when the engine ends.
     """
 
     n_workers = 1
 
-    def __init__(self, worker: RunsBatches, executor: DeviceExecutor) -> None:
+    def __init__(self, worker: RunsBatches, executor: DeviceExecutor, timeline: Path | None = None) -> None:
+        self._timeline = Timeline([WORKER], timeline)
         self._worker = worker
         self._executor = executor
         self._deliver: Callable[[EngineEvent], None] | None = None
@@ -44,16 +51,24 @@ class LocalEngine:
     def close(self) -> None:
         self._executor.close()
         self._over = True
+        self._timeline.write()
+
+    def kill(self) -> None:
+        self._timeline.write()  # all else ends with this process
 
     def _run(self, batch: Batch) -> None:
         assert self._deliver is not None, "started before it is used"
         if self._over:
             return
+        started = time.monotonic_ns()
         try:
             result = self._worker.run(batch)
         except Exception as error:
             _log.exception("iteration %d failed", batch.iteration)
             self._over = True
             self._deliver(EngineFailure(f"iteration {batch.iteration} failed: {type(error).__name__}"))
-        else:
-            self._deliver(result)
+            return
+        if self._timeline.wanted:
+            span = Span(COMPUTE, started, time.monotonic_ns())
+            self._timeline.add(WORKER, IterationSpans(batch.iteration, len(batch.entries), batch.n_tokens, [span]))
+        self._deliver(result)

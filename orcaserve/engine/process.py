@@ -20,16 +20,18 @@ import sys
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane.service import EngineServer
 from orcaserve.core import ConfigError, EngineError, ModelError, OrcaServeError
-from orcaserve.process import die_with_parent, name_process
+from orcaserve.process import SWITCH_INTERVAL, die_with_parent, name_process
+
+if TYPE_CHECKING:
+    from orcaserve.engine.host import EngineHost
 
 EXIT_FAILED = 1
 EXIT_CANNOT_LOAD = 3
-SWITCH_INTERVAL = 0.0005  # s; a thread that wants the interpreter waits so long, not Python's 5 ms
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class _EngineProcess:
         self._parent = parent
         self._end = threading.Event()
         self._exit_code = 0
+        self._host: EngineHost | None = None
         self._last_words = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)  # whatever else is printed must not mix with them
 
@@ -75,7 +78,7 @@ class _EngineProcess:
         try:
             from orcaserve.engine.host import EngineHost  # late: the socket is there first
 
-            host = EngineHost.load(config, server.report, lambda message: self._fail(server, message))
+            host = self._host = EngineHost.load(config, server.report, lambda message: self._fail(server, message))
             gc.freeze()  # what loading has made stays for good: no collection has to look at it again
             server.open(host.facts, host)
             server.attached.wait()
@@ -84,6 +87,8 @@ class _EngineProcess:
                 self._end.wait()
         finally:
             server.close()
+            if self._host is not None:
+                self._host.kill()
 
     def _fail(self, server: EngineServer, message: str) -> None:
         self._exit_code = EXIT_FAILED

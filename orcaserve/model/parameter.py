@@ -95,7 +95,8 @@ class Parameter:
         block = block_numbers(self.kind)
         if any(run.start % block or run.stop % block for run in columns):
             raise UnsupportedModel(
-                f"tensor {self.name} of kind {self.kind} cannot be cut: its blocks hold {block} numbers"
+                f"tensor {self.name} of kind {self.kind} cannot be cut: its blocks hold {block} numbers; "
+                "another --tensor-parallel-size may do"
             )
         block_bytes = stored.shape[1] * block // self._stored_shape[1]
         parts = [stored[:, run.start // block * block_bytes : run.stop // block * block_bytes] for run in columns]

@@ -35,7 +35,7 @@ class Part:
         most = min(self.spec.n_kv_heads, -(-self.spec.intermediate_size // COLUMN_UNIT))
         if self.n_shards > most:
             raise ConfigError(
-                "tensor_parallel_size",
+                "--tensor-parallel-size",
                 f"must be at most {most}: the model has {self.spec.n_kv_heads} key/value heads and "
                 f"{self.spec.intermediate_size} columns in its MLP",
             )

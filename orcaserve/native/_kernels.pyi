@@ -58,7 +58,7 @@ class Model:
         logits: _Floats | None,
         frequencies: _Floats | None,
         frequency_set: _Int32s | None,
-        all_reduce: Callable[[int, int], None] | None = None,
+        all_reduce: Callable[[int, int, int], None] | None = None,
         observed: list[NDArray[np.float64]] | None = None,
     ) -> None: ...
 

@@ -20,7 +20,7 @@ from orcaserve.native import _kernels
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
 
-AllReduce = Callable[[Floats], None]
+AllReduce = Callable[[Floats, int], None]
 
 _NORMS = {"rms": 0, "layer": 1}
 _ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3}
@@ -59,8 +59,8 @@ class NativeModel:
         """The team's threads run every iteration.
 
         part: what of the model `weights` are, None = all of it. all_reduce: with more than one shard, sums an array
-        [floats] in place over the shards; called twice per layer and piece of a long batch, on the thread that called
-        `forward`.
+        [floats] in place over the shards, and is told how many floats the next sum has, 0 = not known; called on the
+        thread that called `forward`, twice per layer, for long batches more often.
         Raises CheckpointError if the rope options make no sense, ValueError if weights do not have the spec's sizes.
         """
         self.part = part = part or Part.whole(spec)
@@ -173,11 +173,11 @@ def _head_table(part: Part, weights: NativeWeights | NativePartWeights) -> Table
     return format, rows[part.vocabulary.start : part.vocabulary.stop]
 
 
-def _on_addresses(all_reduce: AllReduce) -> Callable[[int, int], None]:
+def _on_addresses(all_reduce: AllReduce) -> Callable[[int, int, int], None]:
     """What the kernels call, with the address and the number of the floats."""
 
-    def call(address: int, n: int) -> None:
-        all_reduce(np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (n,)))
+    def call(address: int, n: int, n_next: int) -> None:
+        all_reduce(np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), (n,)), n_next)
 
     return call
 

@@ -32,16 +32,16 @@ class SlotLedger:
 
     def could_ever_fit(self, n: int) -> bool:
         """Whether n slots could be reserved if nobody else held any."""
-        return self._whole_pages(n) <= self.n_slots
+        return self.whole_pages(n) <= self.n_slots
 
     def fits(self, n: int) -> bool:
         """Whether n slots can be reserved now."""
-        return self.n_reserved + self._whole_pages(n) <= self.n_slots
+        return self.n_reserved + self.whole_pages(n) <= self.n_slots
 
     def reserve(self, request_id: int, n: int) -> None:
         """Set n slots aside for a request that has none. The caller has asked `fits` first."""
         assert request_id not in self._reserved and self.fits(n)
-        self._reserved[request_id] = self._whole_pages(n)
+        self._reserved[request_id] = self.whole_pages(n)
         self._used[request_id] = 0
         self.n_reserved += self._reserved[request_id]
 
@@ -68,5 +68,6 @@ class SlotLedger:
         assert self._reserved.keys() == self._used.keys()
         assert all(used <= self._reserved[request_id] for request_id, used in self._used.items())
 
-    def _whole_pages(self, n: int) -> int:
+    def whole_pages(self, n: int) -> int:
+        """What a reservation of n slots is rounded up to."""
         return -(-n // self.page_size) * self.page_size

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import site
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from orcaserve.config import EngineConfig
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.core import ConfigError, EngineError, ModelError, OrcaServeError
+from orcaserve.process import child_environment
 
 ENGINE_MODULE = "orcaserve.engine.process"  # by name only: importing it would bring torch
 KILL_GRACE = 5.0  # s between SIGTERM and SIGKILL
@@ -64,7 +64,7 @@ class EngineProcess:
                 [*command, "--parent", str(os.getpid()), "--log-level", self._log_level],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                env=_environment(),
+                env=child_environment(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches this process only, which ends the child in order
             )
         except BaseException:
@@ -165,12 +165,3 @@ class EngineProcess:
         if isinstance(kind, type) and issubclass(kind, ModelError | EngineError):
             return kind(message)
         return EngineError(message)
-
-
-def _environment() -> dict[str, str]:
-    """This process's environment, in which the child finds the same orcaserve, wherever it was started from."""
-    root = str(Path(__file__).resolve().parents[2])
-    if root in site.getsitepackages():
-        return dict(os.environ)
-    inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}

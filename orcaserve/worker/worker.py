@@ -9,11 +9,11 @@ from itertools import chain
 import numpy as np
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import Batch, BatchEntry, ConfigError, EngineFacts, IterationResult
+from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.worker.backend import Backend, load_backend
-from orcaserve.worker.memory import choose_n_slots
-from orcaserve.worker.resources import available_cores, available_memory
+from orcaserve.worker.facts import engine_facts, n_slots_for
+from orcaserve.worker.resources import available_cores
 
 
 class Worker:
@@ -34,21 +34,14 @@ class Worker:
         Raises ModelError if the model cannot be had, ConfigError if a setting does not suit it or this machine.
         """
         backend = load_backend(config, config.model.threads or available_cores())
-        context_length = _context_length(config.model.max_model_len, backend.spec.context_length)
-        most_useful = config.scheduler.max_bs * context_length
-        n_slots = choose_n_slots(config.kv, backend.slot_bytes, available_memory(), most_useful)
+        return cls.over(backend, config, n_slots_for(config, backend.spec, backend.slot_bytes))
+
+    @classmethod
+    def over(cls, backend: Backend, config: EngineConfig, n_slots: int) -> Worker:
+        """Give a loaded backend its K/V region."""
         kv = KVManager(n_slots, config.kv.page_size)
         backend.allocate(kv.n_pages)
-        facts = EngineFacts(
-            model_name=config.model.name,
-            vocab_size=backend.spec.vocab_size,
-            context_length=context_length,
-            n_slots=n_slots,
-            max_bs=config.scheduler.max_bs,
-            n_workers=1,
-            eos_ids=backend.spec.eos_ids,
-        )
-        return cls(backend, kv, facts)
+        return cls(backend, kv, engine_facts(config, backend.spec, n_slots))
 
     def run(self, batch: Batch) -> IterationResult:
         """One iteration: drop, extend, forward, sample. What is wrong with one entry fails that request alone."""
@@ -93,9 +86,3 @@ class Worker:
         if entry.position != self._kv.n_tokens(entry.request_id):
             return "the tokens of this request were lost"
         return None
-
-
-def _context_length(wanted: int | None, trained: int) -> int:
-    if wanted is not None and wanted > trained:
-        raise ConfigError("--max-model-len", f"the model was trained for {trained} tokens, not {wanted}")
-    return wanted or trained

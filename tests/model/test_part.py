@@ -63,7 +63,7 @@ class Partitioned:
                 sums, stage = Shards(n_shards), []
                 for shard in range(n_shards):
                     part, team = Part(spec, range(begin, end), shard, n_shards), Team(1)
-                    reduce = None if n_shards == 1 else lambda x, sums=sums, shard=shard: sums.all_reduce(shard, x)
+                    reduce = None if n_shards == 1 else lambda x, _, sums=sums, shard=shard: sums.all_reduce(shard, x)
                     model = NativeModel(spec, build_part(files, precision, team, part), team, part, reduce)
                     stage.append((model, KVRegion(part.own_spec, self._pages.n_pages, 16, precision.kv)))
                 self._stages.append(stage)

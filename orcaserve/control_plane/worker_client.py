@@ -1,0 +1,92 @@
+"""The callers of a worker: its master, and the stage before it. Threads and queues, no event loop."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import grpc
+
+from orcaserve.control_plane import worker_pb2 as wire
+from orcaserve.control_plane.channel import OPTIONS, keepalive, target_of
+from orcaserve.control_plane.worker_pb2_grpc import WorkerStub
+from orcaserve.core import EngineError
+
+
+class WorkerLink:
+    """The master's stream to one worker.
+
+    on_message: called with what the worker says, on a thread of this link's. on_end: called once, last, on that thread,
+    with why the stream has ended: whoever ended it.
+    """
+
+    def __init__(
+        self,
+        socket: Path,
+        timeout: float,
+        on_message: Callable[[wire.FromWorker], None],
+        on_end: Callable[[str], None],
+    ) -> None:
+        """The socket may not be there yet. timeout: seconds that a ping may stay without an answer."""
+        self._outbox: SimpleQueue[wire.ToWorker | None] = SimpleQueue()
+        self._on_message, self._on_end = on_message, on_end
+        self._channel = grpc.insecure_channel(target_of(socket), options=[*OPTIONS, *keepalive(timeout)])
+        stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._call = stub.Attach(iter(self._outbox.get, None), wait_for_ready=True)
+        self._reader = threading.Thread(target=self._read, name="control plane: read", daemon=True)
+        self._reader.start()
+
+    def start(self, n_slots: int) -> None:
+        self._outbox.put(wire.ToWorker(start=wire.Start(n_slots=n_slots)))
+
+    def send(self, iteration: wire.Iteration) -> None:
+        """Returns at once."""
+        self._outbox.put(wire.ToWorker(iteration=iteration))
+
+    def close(self) -> None:
+        """End the stream, and with it the worker. Idempotent; not from `on_message` or `on_end`."""
+        self._outbox.put(None)
+        self._call.cancel()
+        self._reader.join()
+        self._channel.close()
+
+    def _read(self) -> None:
+        reason = "its stream ended"
+        try:
+            for message in self._call:
+                self._on_message(message)
+        except grpc.RpcError as error:
+            reason = f"its stream broke: {error.code().name}" if isinstance(error, grpc.Call) else "its stream broke"
+        self._outbox.put(None)  # gRPC's own thread waits for it
+        self._on_end(reason)
+
+
+class NextStage:
+    """A worker's stream to the same shard of the next stage. on_end: called once when it has ended."""
+
+    def __init__(self, socket: Path, timeout: float, on_end: Callable[[], None]) -> None:
+        self._outbox: SimpleQueue[wire.Iteration | None] = SimpleQueue()
+        self._channel = grpc.insecure_channel(target_of(socket), options=[*OPTIONS, *keepalive(timeout)])
+        try:  # the next worker listens before it loads, so nothing is waited for but its interpreter
+            grpc.channel_ready_future(self._channel).result(timeout)
+        except grpc.FutureTimeoutError as error:
+            self._channel.close()
+            raise EngineError("the next stage cannot be reached") from error
+        stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
+        self._call = stub.Forward.future(iter(self._outbox.get, None))
+        self._call.add_done_callback(lambda _: self._ended(on_end))
+
+    def forward(self, iteration: wire.Iteration) -> None:
+        """Returns at once."""
+        self._outbox.put(iteration)
+
+    def close(self) -> None:
+        self._outbox.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def _ended(self, on_end: Callable[[], None]) -> None:
+        self._outbox.put(None)
+        on_end()

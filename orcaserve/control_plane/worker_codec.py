@@ -1,0 +1,112 @@
+"""Codec of the messages between engine master and workers: core's types to worker_pb2 and back.
+
+Both sides are ours and of the same version, which the master checks; decoding still raises ValueError for columns that
+disagree, for a mistake of our own is better seen here than in the kernels.
+"""
+
+from __future__ import annotations
+
+import orcaserve.core as core
+from orcaserve.control_plane import engine_pb2 as engine_wire
+from orcaserve.control_plane import worker_pb2 as wire
+from orcaserve.control_plane.codec import decode_sampling, encode_sampling
+from orcaserve.core import Batch, BatchEntry, ConfigError, EngineError, IterationResult, ModelError, OrcaServeError
+from orcaserve.core.request import Phase
+from orcaserve.core.spans import IterationSpans, Span
+
+
+def encode_iteration(batch: Batch) -> wire.Iteration:
+    """The control message of a batch."""
+    entries = batch.entries
+    message = wire.Iteration(
+        number=batch.iteration,
+        request_ids=[entry.request_id for entry in entries],
+        lengths=[len(entry.tokens) for entry in entries],
+        positions=[entry.position for entry in entries],
+        tokens=[token for entry in entries for token in entry.tokens],
+        drops=batch.drops,
+    )
+    for row, entry in enumerate(entries):
+        if entry.params is not None:
+            message.admissions.add(
+                row=row,
+                sampling=encode_sampling(entry.params),
+                stop_ids=sorted(entry.stop_ids),
+                seed=entry.seed,
+                n_output=entry.n_output,
+            )
+    return message
+
+
+def decode_iteration(message: wire.Iteration) -> Batch:
+    """Raises ValueError if the columns disagree, InvalidRequest if sampling settings are wrong."""
+    tokens, at = list(message.tokens), 0
+    admissions = {admission.row: admission for admission in message.admissions}
+    entries = []
+    columns = zip(message.request_ids, message.lengths, message.positions, strict=True)
+    for row, (request_id, length, position) in enumerate(columns):
+        own = tokens[at : at + length]
+        at += length
+        if length == 0 or len(own) != length:
+            raise ValueError(f"iteration {message.number}: row {row} has other tokens than its length says")
+        admission = admissions.pop(row, None)
+        if admission is None:
+            entries.append(BatchEntry(request_id, Phase.INCREMENT, own, position))
+        else:
+            if admission.n_output >= length:
+                raise ValueError(f"iteration {message.number}: row {row} has no prompt")
+            params, stop_ids = decode_sampling(admission.sampling), frozenset(admission.stop_ids)
+            settings = params, stop_ids, admission.seed, admission.n_output
+            entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, *settings))
+    if at != len(tokens) or admissions or not entries:
+        raise ValueError(f"iteration {message.number}: there are tokens or admissions of no row")
+    return Batch(message.number, tuple(entries), tuple(message.drops))
+
+
+def encode_result(result: IterationResult) -> wire.FromWorker:
+    message = wire.Result(iteration=result.iteration, tokens=result.tokens, seconds=result.seconds)
+    message.failures.update(result.failures)
+    return wire.FromWorker(result=message)
+
+
+def decode_result(message: wire.Result) -> IterationResult:
+    return IterationResult(message.iteration, list(message.tokens), dict(message.failures), message.seconds)
+
+
+def encode_spans(spans: IterationSpans) -> wire.FromWorker:
+    return wire.FromWorker(
+        spans=wire.Spans(
+            iteration=spans.iteration,
+            n_requests=spans.n_requests,
+            n_tokens=spans.n_tokens,
+            names=[span.name for span in spans.spans],
+            starts=[span.start for span in spans.spans],
+            ends=[span.end for span in spans.spans],
+        )
+    )
+
+
+def decode_spans(message: wire.Spans) -> IterationSpans:
+    """Raises ValueError if the columns disagree."""
+    spans = [Span(*columns) for columns in zip(message.names, message.starts, message.ends, strict=True)]
+    return IterationSpans(message.iteration, message.n_requests, message.n_tokens, spans)
+
+
+def encode_heartbeat() -> wire.FromWorker:
+    return wire.FromWorker(heartbeat=engine_wire.Heartbeat())
+
+
+def encode_failure(error: OrcaServeError) -> wire.FromWorker:
+    name = error.name if isinstance(error, ConfigError) else ""
+    message = str(error).removeprefix(f"{name}: ") if name else str(error)
+    return wire.FromWorker(failure=wire.WorkerFailure(kind=type(error).__name__, name=name, message=message))
+
+
+def decode_failure(failure: wire.WorkerFailure) -> OrcaServeError:
+    """The error as the worker raised it; an EngineError if it is of no kind that a worker raises."""
+    kind = getattr(core, failure.kind, None)
+    if kind is ConfigError:
+        return ConfigError(failure.name, failure.message)
+    if isinstance(kind, type) and issubclass(kind, ModelError):
+        return kind(failure.message)
+    return EngineError(failure.message)

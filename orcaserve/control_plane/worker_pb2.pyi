@@ -1,0 +1,131 @@
+from orcaserve.control_plane import engine_pb2 as _engine_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ToWorker(_message.Message):
+    __slots__ = ("start", "iteration")
+    START_FIELD_NUMBER: _ClassVar[int]
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    start: Start
+    iteration: Iteration
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
+
+class Start(_message.Message):
+    __slots__ = ("n_slots",)
+    N_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    n_slots: int
+    def __init__(self, n_slots: _Optional[int] = ...) -> None: ...
+
+class Iteration(_message.Message):
+    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
+    DROPS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    request_ids: _containers.RepeatedScalarFieldContainer[int]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    positions: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    admissions: _containers.RepeatedCompositeFieldContainer[Admission]
+    drops: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Admission(_message.Message):
+    __slots__ = ("row", "sampling", "stop_ids", "seed", "n_output")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOP_IDS_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    N_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    sampling: _engine_pb2.Sampling
+    stop_ids: _containers.RepeatedScalarFieldContainer[int]
+    seed: int
+    n_output: int
+    def __init__(self, row: _Optional[int] = ..., sampling: _Optional[_Union[_engine_pb2.Sampling, _Mapping]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., seed: _Optional[int] = ..., n_output: _Optional[int] = ...) -> None: ...
+
+class Forwarded(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class FromWorker(_message.Message):
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "heartbeat")
+    LOADED_FIELD_NUMBER: _ClassVar[int]
+    READY_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    loaded: Loaded
+    ready: Ready
+    result: Result
+    spans: Spans
+    failure: WorkerFailure
+    heartbeat: _engine_pb2.Heartbeat
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., heartbeat: _Optional[_Union[_engine_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+
+class Loaded(_message.Message):
+    __slots__ = ("version", "slot_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    slot_bytes: int
+    def __init__(self, version: _Optional[str] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+
+class Ready(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("iteration", "tokens", "failures", "seconds")
+    class FailuresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: str
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    failures: _containers.ScalarMap[int, str]
+    seconds: float
+    def __init__(self, iteration: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Spans(_message.Message):
+    __slots__ = ("iteration", "n_requests", "n_tokens", "names", "starts", "ends")
+    ITERATION_FIELD_NUMBER: _ClassVar[int]
+    N_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    N_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    STARTS_FIELD_NUMBER: _ClassVar[int]
+    ENDS_FIELD_NUMBER: _ClassVar[int]
+    iteration: int
+    n_requests: int
+    n_tokens: int
+    names: _containers.RepeatedScalarFieldContainer[str]
+    starts: _containers.RepeatedScalarFieldContainer[int]
+    ends: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, iteration: _Optional[int] = ..., n_requests: _Optional[int] = ..., n_tokens: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., starts: _Optional[_Iterable[int]] = ..., ends: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkerFailure(_message.Message):
+    __slots__ = ("kind", "name", "message")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    message: str
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

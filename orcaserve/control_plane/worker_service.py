@@ -1,0 +1,120 @@
+"""WorkerServer: a worker process's end of the control plane, for its master and for the stage before it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+import grpc
+
+from orcaserve.control_plane import worker_pb2 as wire
+from orcaserve.control_plane.channel import SERVER_OPTIONS, target_of
+from orcaserve.control_plane.health import health_handler
+from orcaserve.control_plane.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
+from orcaserve.core import EngineError
+
+_log = logging.getLogger(__name__)
+
+
+class Controller(Protocol):
+    """What the streams are joined to. Each of its calls comes on a thread of the control plane's."""
+
+    def start(self, n_slots: int) -> None: ...
+
+    def take(self, iteration: wire.Iteration) -> None: ...
+
+    def lose(self, who: str) -> None:
+        """A stream to this worker has ended, whoever ended it."""
+
+
+class WorkerServer(WorkerServicer):
+    """Serves one master and one earlier stage on a Unix socket, whose directory must be closed to other users.
+
+        master -> Attach -> reader thread -> controller.start, controller.take     (first stage)
+        stage before -> Forward -> its own thread -> controller.take               (every later stage)
+        any thread -> send() -> outbox -> Attach's thread -> master
+
+    Health: serving from open() on.
+    """
+
+    def __init__(self, socket: Path, controller: Controller) -> None:
+        self._socket, self._controller = socket, controller
+        self._outbox: SimpleQueue[wire.FromWorker | None] = SimpleQueue()
+        self._attached, self._forwarded = threading.Lock(), threading.Lock()
+        self._has_master = threading.Event()
+        self._open = False
+        self._server = grpc.server(
+            ThreadPoolExecutor(max_workers=4, thread_name_prefix="control plane"),
+            options=SERVER_OPTIONS,
+            maximum_concurrent_rpcs=4,
+        )
+        add_WorkerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        self._server.add_generic_rpc_handlers((health_handler(lambda: self._open),))
+
+    def start(self) -> None:
+        """Listen. Raises EngineError if the socket cannot be made."""
+        try:
+            self._server.add_insecure_port(target_of(self._socket))
+        except RuntimeError as error:
+            raise EngineError("the worker's socket cannot be made") from error
+        self._server.start()
+
+    def open(self) -> None:
+        """The worker takes iterations from now on."""
+        self._open = True
+
+    def send(self, message: wire.FromWorker) -> None:
+        """To the master; returns at once. Any thread."""
+        self._outbox.put(message)
+
+    def close(self, grace: float = 1.0, attach_grace: float = 0.0) -> None:
+        """End the streams after what is in the outbox, for at most `grace` seconds. Idempotent.
+
+        attach_grace: seconds to wait for a master that has not come yet, if there is something to tell it.
+        """
+        self._open = False
+        self._has_master.wait(attach_grace)
+        self._outbox.put(None)
+        self._server.stop(grace).wait()
+
+    def Attach(
+        self, request_iterator: Iterator[wire.ToWorker], context: grpc.ServicerContext
+    ) -> Iterator[wire.FromWorker]:
+        """gRPC calls this on the thread that sends."""
+        if not self._attached.acquire(blocking=False):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the worker belongs to another master")
+        self._has_master.set()
+        threading.Thread(target=self._read, args=(request_iterator,), name="control plane: read", daemon=True).start()
+        yield from iter(self._outbox.get, None)
+
+    def Forward(self, request_iterator: Iterator[wire.Iteration], context: grpc.ServicerContext) -> wire.Forwarded:
+        if not self._forwarded.acquire(blocking=False):
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the worker has a stage before it already")
+        try:
+            for iteration in request_iterator:
+                self._controller.take(iteration)
+        except grpc.RpcError:
+            pass  # it is gone: said below
+        except Exception:
+            _log.exception("taking an iteration failed")
+        self._controller.lose("the stage before")
+        return wire.Forwarded()
+
+    def _read(self, incoming: Iterator[wire.ToWorker]) -> None:
+        """What the master says, until its stream ends."""
+        try:
+            for message in incoming:
+                if message.HasField("iteration"):
+                    self._controller.take(message.iteration)
+                elif message.HasField("start"):
+                    self._controller.start(message.start.n_slots)
+        except grpc.RpcError:
+            pass  # it is gone: said below
+        except Exception:
+            _log.exception("taking a message failed")
+        self._controller.lose("the engine master")

@@ -1,0 +1,108 @@
+"""The data plane over torch.distributed: Gloo, between the CPUs of one machine.
+
+Only point-to-point transfers are used. Gloo's own all-reduce adds up each piece of an array in another order, so that
+a row's sum would depend, by rounding, on where in a batch it stands; and for the small arrays of an iteration one
+exchange among a few shards is quicker than the two rounds of a ring.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from orcaserve.data_plane.protocol import Floats, Place
+
+_HIDDEN, _SUM, _LOGITS = 1, 2, 3  # tags: transfers of one kind keep their order
+_PATIENCE = timedelta(hours=1)  # a stage may compute a long prompt for minutes. Who is lost is seen elsewhere.
+
+
+class _Receive:
+    def __init__(self, group: Any, buffer: Floats, source: int, tag: int) -> None:
+        self._buffer = buffer
+        self._work = group.recv([torch.from_numpy(buffer)], source, tag)
+
+    def wait(self) -> Floats:
+        self._work.wait()
+        return self._buffer
+
+
+class TorchDataPlane:
+    """A DataPlane. All workers must make theirs at about the same time: each waits for the others.
+
+    rendezvous: a file in a directory of our own, through which the workers find each other. Addresses are loopback's.
+    join_timeout: seconds to wait for the others. Raises RuntimeError if they do not come.
+    """
+
+    def __init__(self, place: Place, rendezvous: Path, join_timeout: float) -> None:
+        self._place = place
+        gloo: Any = dist.ProcessGroupGloo
+        store = dist.FileStore(str(rendezvous), place.n_ranks)  # type: ignore[attr-defined]
+        options = gloo._Options()
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=join_timeout)
+        options._threads = 1
+        self._group = gloo(store, place.rank, place.n_ranks, options)
+        self._group.set_timeout(_PATIENCE)
+        self._sums: dict[int, _Receive] = {}  # expected by the next sum
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # under way, with what must live until it has left
+
+    def receive(self, n_rows: int, width: int) -> _Receive:
+        place = self._place
+        source = place.rank_of(place.stage - 1, place.shard)
+        return _Receive(self._group, np.empty((n_rows, width), np.float32), source, _HIDDEN)
+
+    def send(self, rows: Floats) -> None:
+        place, tensor = self._place, torch.from_numpy(rows)
+        work = self._group.send([tensor], place.rank_of(place.stage + 1, place.shard), _HIDDEN)
+        self._sent.append((work, tensor))
+        if len(self._sent) > place.n_stages:  # as many batches are in flight: the oldest has long arrived
+            self._sent.popleft()[0].wait()
+
+    def all_reduce(self, x: Floats, n_next: int = 0) -> None:
+        place = self._place
+        incoming = self._sums or self._expect_sums(x.size)
+        self._send_all(x, [place.rank_of(place.stage, shard) for shard in incoming], _SUM)
+        others = {shard: receive.wait() for shard, receive in incoming.items()}
+        self._sums = self._expect_sums(n_next) if n_next else {}
+        total = x if place.shard == 0 else others[0]
+        for shard in range(1, place.n_shards):
+            np.add(total, x if shard == place.shard else others[shard], out=total)
+        if total is not x:
+            x[:] = total
+
+    def _expect_sums(self, n: int) -> dict[int, _Receive]:
+        """Begin to take the arrays of the next sum, by shard: who is expected need not be announced first."""
+        place = self._place
+        return {
+            shard: _Receive(self._group, np.empty(n, np.float32), place.rank_of(place.stage, shard), _SUM)
+            for shard in range(place.n_shards)
+            if shard != place.shard
+        }
+
+    def gather(self, own: Floats, widths: Sequence[int]) -> Floats | None:
+        place = self._place
+        if place.shard:
+            self._send_all(own, [place.rank_of(place.stage, 0)], _LOGITS)
+            return None
+        incoming = [
+            _Receive(self._group, np.empty((len(own), width), np.float32), place.rank_of(place.stage, shard), _LOGITS)
+            for shard, width in enumerate(widths)
+            if shard
+        ]
+        return np.concatenate([own, *(receive.wait() for receive in incoming)], axis=1)
+
+    def close(self) -> None:
+        self._sent.clear()
+
+    def _send_all(self, x: Floats, ranks: Sequence[int], tag: int) -> None:
+        """Returns when x may be changed again."""
+        tensor = torch.from_numpy(x)
+        for work in [self._group.send([tensor], rank, tag) for rank in ranks]:
+            work.wait()

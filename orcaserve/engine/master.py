@@ -1,0 +1,101 @@
+"""EngineMaster: the Engine protocol over worker processes, as many batches in flight as there are stages."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from orcaserve.config import EngineConfig
+from orcaserve.control_plane import worker_codec as codec
+from orcaserve.control_plane import worker_pb2 as wire
+from orcaserve.core import Batch, EngineEvent, EngineFacts, EngineFailure, OrcaServeError
+from orcaserve.data_plane.protocol import Place
+from orcaserve.engine.timeline import Timeline
+from orcaserve.engine.worker_group import WorkerGroup
+from orcaserve.worker.facts import context_length, engine_facts, n_slots_for
+from orcaserve.worker.plan import Plan
+
+CLOSE_PATIENCE = 5.0  # s that batches in flight have to return
+
+
+class EngineMaster:
+    """Sends every batch to the first stage and takes its tokens from the last. Use EngineMaster.load.
+
+    facts: what the loaded model is.
+    """
+
+    def __init__(self, config: EngineConfig, plan: Plan) -> None:
+        self.n_workers = config.parallel.pipeline_parallel_size
+        self.facts: EngineFacts
+        self._group = WorkerGroup(config, plan.places, self._take, self._fail)
+        self._timeline = Timeline([place.name for place in plan.places], config.parallel.timeline)
+        self._deliver: Callable[[EngineEvent], None] | None = None
+        self._state = threading.Condition()
+        self._n_in_flight = 0
+        self._failure: EngineFailure | None = None
+        self._over = False
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> EngineMaster:
+        """Start the workers and have them load their parts. They end with the thread that calls this: the main one.
+
+        Raises ModelError; ConfigError if the model cannot be cut as asked for, before anything is started; EngineError
+        if a worker is lost.
+        """
+        plan = Plan.read(config)
+        context_length(config, plan.spec)
+        master = cls(config, plan)
+        try:
+            slot_bytes = master._group.load()
+            n_slots = n_slots_for(config, plan.spec, slot_bytes)
+            master._group.start(n_slots)
+        except BaseException:
+            master._group.kill()
+            raise
+        master.facts = engine_facts(config, plan.spec, n_slots)
+        return master
+
+    def start(self, deliver: Callable[[EngineEvent], None]) -> None:
+        with self._state:
+            self._deliver = deliver
+            if self._failure is not None:
+                deliver(self._failure)
+
+    def submit(self, batch: Batch) -> None:
+        with self._state:
+            self._n_in_flight += 1
+        self._group.send(codec.encode_iteration(batch))
+
+    def close(self) -> None:
+        with self._state:
+            self._state.wait_for(lambda: self._n_in_flight == 0 or self._failure is not None, CLOSE_PATIENCE)
+            self._over = True
+        self._group.close()
+        self._timeline.write()
+
+    def kill(self) -> None:
+        with self._state:
+            self._over = True
+        self._group.kill()
+        self._timeline.write()
+
+    def _take(self, place: Place, message: wire.FromWorker) -> None:
+        """On a thread of the control plane."""
+        if message.HasField("spans"):
+            self._timeline.add(place.name, codec.decode_spans(message.spans))
+        elif message.HasField("result"):
+            result = codec.decode_result(message.result)
+            with self._state:
+                self._n_in_flight -= 1
+                self._state.notify_all()
+                if self._deliver is not None and not self._over and self._failure is None:
+                    self._deliver(result)
+
+    def _fail(self, error: OrcaServeError) -> None:
+        with self._state:
+            if self._over or self._failure is not None:
+                return
+            self._failure = EngineFailure(str(error))
+            self._state.notify_all()
+            if self._deliver is not None:
+                self._deliver(self._failure)

@@ -1,0 +1,39 @@
+"""EvenBatches: the paper's Select, with batches of which every stage of a pipeline gets one."""
+
+from __future__ import annotations
+
+from orcaserve.core import Request, RequestState
+from orcaserve.scheduler.policies.iteration_level import IterationLevelFCFS
+from orcaserve.scheduler.request_pool import RequestPool
+from orcaserve.scheduler.slot_ledger import SlotLedger
+
+
+class EvenBatches(IterationLevelFCFS):
+    """As IterationLevelFCFS, with at most its even share of the requests that can run in any one batch.
+
+    Algorithm 1 fills the first batch up to max_bs. With fewer requests than n_workers * max_bs, all of them may be in
+    one batch, and all stages but one have nothing to do. With one worker this is the paper's Select itself.
+
+    The promise holds whatever the sizes of batches: they return in order, and each is taken from the front of those
+    who wait, so whenever a request is chosen its elders have been chosen as often, or are chosen with it.
+    """
+
+    def __init__(self, n_workers: int) -> None:
+        self._n_workers = n_workers
+
+    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> list[Request]:
+        if self._n_workers > 1:
+            n = len(ledger) + self._n_admissible(pool, ledger, self._n_workers * max_bs - len(ledger))
+            max_bs = min(max_bs, max(-(-n // self._n_workers), 1))
+        return super().select(pool, ledger, max_bs)
+
+    def _n_admissible(self, pool: RequestPool, ledger: SlotLedger, most: int) -> int:
+        """Requests, at most so many, that have nothing reserved yet and could have it now, in order of arrival."""
+        n, free = 0, ledger.n_slots - ledger.n_reserved
+        for request in pool.ready():
+            if request.state is RequestState.INITIATION:
+                free -= ledger.whole_pages(self.reservation(request))
+                if n >= most or free < 0:
+                    break
+                n += 1
+        return n

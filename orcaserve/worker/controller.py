@@ -1,0 +1,152 @@
+"""WorkerController: what a worker process does with what the control plane brings."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orcaserve.config import EngineConfig
+from orcaserve.control_plane import worker_codec as codec
+from orcaserve.control_plane import worker_pb2 as wire
+from orcaserve.control_plane.channel import worker_socket
+from orcaserve.control_plane.worker_client import NextStage
+from orcaserve.control_plane.worker_service import WorkerServer
+from orcaserve.core import Batch, EngineError, OrcaServeError
+from orcaserve.core.spans import FORWARD, IterationSpans, Span
+from orcaserve.data_plane.protocol import Place
+from orcaserve.version import __version__
+from orcaserve.worker.executor import DeviceExecutor
+from orcaserve.worker.part_backend import PartBackend
+from orcaserve.worker.plan import Plan
+from orcaserve.worker.resources import available_cores
+from orcaserve.worker.worker import Worker
+
+JOIN_TIMEOUT = 60.0  # s for all workers to meet once their weights are loaded
+ORDER_GRACE = 0.5  # s; an engine that ends does not reach all workers at once
+BEATS = 4  # heartbeats in the time after which a worker is taken for lost
+RENDEZVOUS = "rendezvous"  # file in the workers' folder
+
+_log = logging.getLogger(__name__)
+
+
+class WorkerController:
+    """Takes control messages, passes each on before anything else, and has its device executor run it.
+
+        master or stage before --take--> next stage              at once
+                                    \\--> device executor --> data plane, model --> (last stage) --> master
+
+    exit_code: how it went, when `run` has returned.
+    """
+
+    def __init__(self, config: EngineConfig, place: Place, folder: Path) -> None:
+        self._config, self._place, self._folder = config, place, folder
+        self._server = WorkerServer(worker_socket(folder, place.name), self)
+        self._executor = DeviceExecutor(f"worker {place.name}")
+        self._next: NextStage | None = None
+        self._answers = place.last and place.shard == 0
+        self._records = config.parallel.timeline is not None
+        self._joined, self._over = threading.Event(), threading.Event()
+        self.exit_code = 0
+
+    def run(self, on_joined: Callable[[], None]) -> None:
+        """Listen, load, and serve until it is over. on_joined: called here when all workers have found each other."""
+        try:
+            self._server.start()
+            self._backend = self._executor.call(self._load)
+            loaded = wire.Loaded(version=__version__, slot_bytes=self._backend.slot_bytes)
+            self._server.send(wire.FromWorker(loaded=loaded))
+        except Exception as error:
+            self._fail(error, "loading failed")
+        self._joined.wait()
+        on_joined()
+        while not self._over.wait(self._config.parallel.worker_timeout / BEATS):
+            self._server.send(codec.encode_heartbeat())
+        self._server.close(attach_grace=JOIN_TIMEOUT if self.exit_code else 0.0)
+
+    def start(self, n_slots: int) -> None:
+        """Make the K/V region, join the other workers. On a thread of the control plane."""
+        try:
+            self._executor.call(lambda: self._join(n_slots))
+            if not self._place.last:
+                place = self._place
+                name = Place(place.stage + 1, place.shard, place.n_stages, place.n_shards).name
+                timeout = 2 * self._config.parallel.worker_timeout  # the master is to find out first
+                self._next = NextStage(
+                    worker_socket(self._folder, name), timeout, lambda: self.lose("the stage after it")
+                )
+        except Exception as error:
+            self._fail(error, "joining the other workers failed")
+            return
+        self._joined.set()
+        self._server.open()
+        self._server.send(wire.FromWorker(ready=wire.Ready()))
+
+    def take(self, iteration: wire.Iteration) -> None:
+        """On one thread of the control plane, in order."""
+        started = time.monotonic_ns()
+        if self._next is not None:
+            self._next.forward(iteration)
+        span = Span(FORWARD, started, time.monotonic_ns())
+        try:
+            batch = codec.decode_iteration(iteration)
+            self._backend.expect(batch.n_tokens)
+        except Exception as error:
+            self._fail(error, f"iteration {iteration.number} could not be taken")
+        else:
+            self._executor.post(lambda: self._run(batch, span))
+
+    def lose(self, who: str) -> None:
+        """The end of the master's stream is the order to end. That of any other is a failure, unless the order follows;
+        the master knows better what it was."""
+        if who != "the engine master" and not self._over.wait(ORDER_GRACE):
+            _log.warning("%s is gone", who)
+            self.exit_code = 1
+        self._end()
+
+    def _load(self) -> PartBackend:
+        config = self._config
+        part = Plan.read(config).part(self._place)
+        return PartBackend(config, part, config.model.threads or max(available_cores() // self._place.n_ranks, 1))
+
+    def _join(self, n_slots: int) -> None:
+        from orcaserve.data_plane.torch_distributed import TorchDataPlane  # late: only here is torch needed
+
+        self._worker = Worker.over(self._backend, self._config, n_slots)
+        self._backend.join(TorchDataPlane(self._place, self._folder / RENDEZVOUS, JOIN_TIMEOUT))
+
+    def _run(self, batch: Batch, forwarded: Span) -> None:
+        """On the device executor's thread."""
+        if self._over.is_set():
+            return
+        try:
+            result = self._worker.run(batch)
+            self._backend.settle()
+        except Exception as error:
+            self._fail(error, f"iteration {batch.iteration} failed")
+            return
+        if self._records:
+            spans = [forwarded, *self._backend.spans]
+            self._server.send(
+                codec.encode_spans(IterationSpans(batch.iteration, len(batch.entries), batch.n_tokens, spans))
+            )
+        if self._answers:
+            self._server.send(codec.encode_result(result))
+        self._backend.spans.clear()
+
+    def _fail(self, error: Exception, what: str) -> None:
+        """Tell the master, and end. What an iteration has left behind is unknown."""
+        if self._over.is_set():
+            return
+        if not isinstance(error, OrcaServeError):
+            _log.error("%s", what, exc_info=error)
+            error = EngineError(f"{what}: {type(error).__name__}")
+        self.exit_code = 1
+        self._server.send(codec.encode_failure(error))
+        self._end()
+
+    def _end(self) -> None:
+        self._over.set()
+        self._joined.set()

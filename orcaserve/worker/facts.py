@@ -1,0 +1,39 @@
+"""What the settings, the model and this machine's memory make of an engine, in one process or in many."""
+
+from __future__ import annotations
+
+from orcaserve.config import EngineConfig
+from orcaserve.core import ConfigError, EngineFacts
+from orcaserve.model.spec import ModelSpec
+from orcaserve.worker.memory import choose_n_slots
+from orcaserve.worker.resources import available_memory
+
+
+def context_length(config: EngineConfig, spec: ModelSpec) -> int:
+    """Most tokens of one request. Raises ConfigError if the setting asks for more than the model can do."""
+    wanted, trained = config.model.max_model_len, spec.context_length
+    if wanted is not None and wanted > trained:
+        raise ConfigError("--max-model-len", f"the model was trained for {trained} tokens, not {wanted}")
+    return wanted or trained
+
+
+def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int) -> int:
+    """Size of the K/V region, once all weights are loaded. slot_bytes: over all workers of this machine.
+
+    Raises ConfigError if it does not fit.
+    """
+    most_useful = config.scheduler.max_bs * context_length(config, spec)
+    return choose_n_slots(config.kv, slot_bytes, available_memory(), most_useful)
+
+
+def engine_facts(config: EngineConfig, spec: ModelSpec, n_slots: int) -> EngineFacts:
+    """Raises ConfigError if a setting does not suit the model."""
+    return EngineFacts(
+        model_name=config.model.name,
+        vocab_size=spec.vocab_size,
+        context_length=context_length(config, spec),
+        n_slots=n_slots,
+        max_bs=config.scheduler.max_bs,
+        n_workers=config.parallel.pipeline_parallel_size,
+        eos_ids=spec.eos_ids,
+    )

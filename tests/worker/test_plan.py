@@ -1,0 +1,92 @@
+"""Who gets which layers and heads, and what cannot be cut is refused by the name of its flag."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig
+from orcaserve.core import ConfigError
+from orcaserve.model.loader import ModelFiles
+from orcaserve.model.spec import ModelSpec
+from orcaserve.worker import plan
+from orcaserve.worker.plan import Plan, split_layers
+
+
+@pytest.fixture(scope="module")
+def spec(odd_model: Path) -> ModelSpec:
+    with ModelFiles(odd_model) as files:
+        return files.spec
+
+
+@given(n_layers=st.integers(1, 200), n_stages=st.integers(1, 20))
+def test_layers_are_divided_evenly(n_layers: int, n_stages: int) -> None:
+    assume(n_stages <= n_layers)
+    stages = split_layers(n_layers, ParallelConfig(n_stages))
+    assert [layer for stage in stages for layer in stage] == list(range(n_layers))
+    sizes = [len(stage) for stage in stages]
+    assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
+def test_layers_are_divided_as_asked_for(split: list[int]) -> None:
+    parallel = ParallelConfig(len(split), layer_split=tuple(split))
+    stages = split_layers(sum(split), parallel)
+    assert [len(stage) for stage in stages] == split
+    assert [layer for stage in stages for layer in stage] == list(range(sum(split)))
+    with pytest.raises(ConfigError, match="--layer-split"):
+        split_layers(sum(split) + 1, parallel)
+
+
+@given(n_kv_heads=st.integers(1, 16), group=st.integers(1, 4), n_shards=st.integers(1, 16), mlp=st.integers(1, 4000))
+def test_heads_go_with_their_keys_and_values(
+    n_kv_heads: int, group: int, n_shards: int, mlp: int, spec: ModelSpec
+) -> None:
+    assume(n_shards <= min(n_kv_heads, -(-mlp // 64)))
+    sizes = replace(spec, n_kv_heads=n_kv_heads, n_heads=n_kv_heads * group, intermediate_size=mlp)
+    parts = Plan(sizes, ParallelConfig(1, n_shards)).parts
+    assert [head for part in parts for head in part.heads] == list(range(n_kv_heads * group))
+    assert [head for part in parts for head in part.kv_heads] == list(range(n_kv_heads))
+    assert [column for part in parts for column in part.columns] == list(range(mlp))
+    assert all(len(part.heads) == group * len(part.kv_heads) > 0 and len(part.columns) > 0 for part in parts)
+
+
+def test_places_and_parts(spec: ModelSpec) -> None:
+    cut = Plan(spec, ParallelConfig(2, 3))
+    assert [place.name for place in cut.places] == ["s0r0", "s0r1", "s0r2", "s1r0", "s1r1", "s1r2"]
+    assert [place.rank for place in cut.places] == list(range(6))
+    assert [part.layers for part in cut.parts] == [range(2)] * 3 + [range(2, 5)] * 3
+
+
+@pytest.mark.parametrize(
+    ("parallel", "name"),
+    [
+        ({"pipeline_parallel_size": 0}, "--pipeline-parallel-size"),
+        ({"tensor_parallel_size": -1}, "--tensor-parallel-size"),
+        ({"pipeline_parallel_size": 2, "layer_split": (5,)}, "--layer-split"),
+        ({"pipeline_parallel_size": 2, "layer_split": (5, 0)}, "--layer-split"),
+        ({"worker_timeout": float("nan")}, "--worker-timeout"),
+        ({"pipeline_parallel_size": 6}, "--pipeline-parallel-size"),
+        ({"tensor_parallel_size": 5}, "--tensor-parallel-size"),
+    ],
+)
+def test_impossible(parallel: dict[str, object], name: str, spec: ModelSpec) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Plan(spec, ParallelConfig(**parallel))  # type: ignore[arg-type]
+    assert refusal.value.name == name
+
+
+def test_without_torch(odd_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size.*pip install"):
+        Plan.read(EngineConfig(ModelConfig(odd_model, "odd"), parallel=ParallelConfig(2)))
+
+
+def test_settings_survive_their_way_to_a_worker(odd_model: Path) -> None:
+    parallel = ParallelConfig(2, 3, (1, 4), 12.5, Path("/x/y.json"))
+    config = EngineConfig(ModelConfig(odd_model, "odd"), parallel=parallel)
+    assert EngineConfig.from_json(config.to_json()) == config
