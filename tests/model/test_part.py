@@ -185,7 +185,7 @@ def test_impossible_parts(llama: Path, tiny_llama: Any, tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_sum_is_raised(llama: Path) -> None:
-    def fail(x: Floats) -> None:
+    def fail(x: Floats, _: int) -> None:
         raise RuntimeError("the other shard is gone")
 
     with ModelFiles(llama) as files:
