@@ -36,8 +36,13 @@ class Shards:
 
     def __init__(self, n: int) -> None:
         self._barrier, self._arrays = threading.Barrier(n), [np.empty(0, np.float32)] * n
+        self._announced = [0] * n
+        self.sizes: set[int] = set()
 
-    def all_reduce(self, shard: int, x: Floats) -> None:
+    def all_reduce(self, shard: int, x: Floats, n_next: int) -> None:
+        assert self._announced[shard] in (0, x.size), "another size than was announced"
+        self._announced[shard] = n_next
+        self.sizes.add(x.size)
         self._arrays[shard] = x
         self._barrier.wait(20)
         total = self._arrays[0].copy()
@@ -57,13 +62,17 @@ class Partitioned:
             spec = files.spec
             precision = choose_precision("float32", quantization, files.matrix_kinds)
             edges = [0, *splits, spec.n_layers]
-            self._pages = KVManager(512, 16)
+            self._pages = KVManager(2048, 16)
+            self.sums: list[Shards] = []
             self._stages = []
             for begin, end in pairwise(edges):
                 sums, stage = Shards(n_shards), []
+                self.sums.append(sums)
                 for shard in range(n_shards):
                     part, team = Part(spec, range(begin, end), shard, n_shards), Team(1)
-                    reduce = None if n_shards == 1 else lambda x, _, sums=sums, shard=shard: sums.all_reduce(shard, x)
+                    reduce = (
+                        None if n_shards == 1 else lambda x, n, sums=sums, shard=shard: sums.all_reduce(shard, x, n)
+                    )
                     model = NativeModel(spec, build_part(files, precision, team, part), team, part, reduce)
                     stage.append((model, KVRegion(part.own_spec, self._pages.n_pages, 16, precision.kv)))
                 self._stages.append(stage)
@@ -90,12 +99,12 @@ class Partitioned:
         return np.concatenate(results, axis=1)
 
 
-def whole(path: Path, quantization: str = "none") -> list[Floats]:
+def whole(path: Path, quantization: str = "none", batches: Sequence[Any] = BATCHES) -> list[Floats]:
     team = Team(2)
     with ModelFiles(path) as files:
         precision = choose_precision("float32", quantization, files.matrix_kinds)
         model = NativeModel(files.spec, build_weights(files, precision, team), team)
-    pages = KVManager(512, 16)
+    pages = KVManager(2048, 16)
     region = KVRegion(model.spec, pages.n_pages, 16, precision.kv)
     return [
         model.forward(
@@ -103,7 +112,7 @@ def whole(path: Path, quantization: str = "none") -> list[Floats]:
             pages.lay_out([(request, len(tokens)) for request, tokens in batch]),
             region,
         ).copy()
-        for batch in BATCHES
+        for batch in batches
     ]
 
 
@@ -137,6 +146,16 @@ def test_shards_are_the_model(n_shards: int, splits: Sequence[int], llama: Path)
     for batch, expected in zip(BATCHES, whole(llama), strict=True):
         actual = parts.step(batch)
         assert np.allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_sums_of_long_batches_are_announced(llama: Path) -> None:
+    """Rows go through in pieces and blocks, and each sum but a piece's first has the size that the one before told."""
+    batch = [(0, [(7 * i) % 131 for i in range(1300)]), (1, [5, 6, 7])]
+    parts = Partitioned(llama, (2,), 2)
+    expected = whole(llama, batches=[batch])[0]
+    actual = parts.step(batch)
+    assert np.allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    assert all(len(sums.sizes) > 1 for sums in parts.sums)
 
 
 def test_stacked_and_transposed_matrices(gpt2: Path) -> None:
