@@ -86,6 +86,7 @@ class _EngineProcess:
             if die_with_parent(self._parent, signal.SIGKILL):
                 self._end.wait()
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # in the midst of its closing gRPC would be left half shut
             server.close()
             if self._host is not None:
                 self._host.kill()
