@@ -16,7 +16,7 @@ from orcaserve.control_plane.worker_client import NextStage
 from orcaserve.control_plane.worker_service import WorkerServer
 from orcaserve.core import Batch, EngineError, OrcaServeError
 from orcaserve.core.spans import FORWARD, IterationSpans, Span
-from orcaserve.data_plane.protocol import Place
+from orcaserve.data_plane.protocol import NeighbourLost, Place
 from orcaserve.version import __version__
 from orcaserve.worker.executor import DeviceExecutor
 from orcaserve.worker.part_backend import PartBackend
@@ -140,7 +140,9 @@ class WorkerController:
         """Tell the master, and end. What an iteration has left behind is unknown."""
         if self._over.is_set():
             return
-        if not isinstance(error, OrcaServeError):
+        if isinstance(error, NeighbourLost):  # the first sign of another worker's end: the master finds out whose
+            error = EngineError(f"{what}: another worker is gone from the data plane")
+        elif not isinstance(error, OrcaServeError):
             _log.error("%s", what, exc_info=error)
             error = EngineError(f"{what}: {type(error).__name__}")
         self.exit_code = 1
