@@ -6,7 +6,8 @@
 Each round runs the same requests, half of them greedy, half drawn with a seed and penalties, and at a random moment
 kills (SIGKILL) a random process of the server but the endpoint: the engine, or one of its workers if the model is cut.
 The answers are compared with those of a run that nothing disturbed. A stream stands still from the kill to its first
-new token; the last stream of a round counts. A round begins once the engine is five seconds old: the server takes six that die younger for a reason to end.
+new token; the last stream of a round counts. A round begins once the engine is five seconds old: the server takes six
+that die younger for a reason to end.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ from orcaserve.core.spans import FORWARD, IterationSpans, Span
 from orcaserve.data_plane.protocol import NeighbourLost, Place
 from orcaserve.version import __version__
 from orcaserve.worker.executor import DeviceExecutor
+from orcaserve.worker.facts import n_threads_for
 from orcaserve.worker.part_backend import PartBackend
 from orcaserve.worker.plan import Plan
-from orcaserve.worker.resources import available_cores
 from orcaserve.worker.worker import Worker
 
 JOIN_TIMEOUT = 60.0  # s for all workers to meet once their weights are loaded
@@ -109,7 +109,7 @@ class WorkerController:
     def _load(self) -> PartBackend:
         config = self._config
         part = Plan.read(config).part(self._place)
-        return PartBackend(config, part, config.model.threads or max(available_cores() // self._place.n_ranks, 1))
+        return PartBackend(config, part, n_threads_for(config))
 
     def _join(self, n_slots: int) -> None:
         from orcaserve.data_plane.torch_distributed import TorchDataPlane  # late: only here is torch needed

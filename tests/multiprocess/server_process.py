@@ -66,7 +66,7 @@ class Serve:
 
     def stream(self, prompt: Any = "ab", **fields: Any) -> list[str]:
         body = {"model": self.model, "prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True, **fields}
-        lines = [ln[6:] for ln in self.http.post("/v1/completions", json=body).text.splitlines() if ln]
+        lines = [ln[6:] for ln in self.http.post("/v1/completions", json=body).text.splitlines() if ln[:5] == "data:"]
         assert lines.pop() == "[DONE]"
         return [json.loads(line)["choices"][0]["text"] for line in lines]
 

@@ -147,9 +147,9 @@ def test_the_default_model(p: int, t: int, default_model: Path) -> None:
 @pytest.mark.usefixtures("folders")
 @pytest.mark.parametrize(("p", "t"), [(1, 2), (2, 2)])
 def test_long_prompts_are_summed_in_blocks_of_rows(p: int, t: int, odd_model: Path) -> None:
-    """More tokens than a block of rows holds: sums of other sizes follow each other within an iteration, each of which
-    is announced by the one before. Some are of one block exactly, some of a last one that is small."""
-    lengths = (1023, 1024, 1025, 2500, 7)
+    """Sums of different sizes follow each other in an iteration, each announced by the one before. A block has 512
+    rows: the first two prompts fill two together, the next two leave one row for a third."""
+    lengths = (500, 524, 513, 512, 2500, 7)
     requests = [
         Request(i, [(3 + 7 * j + i) % 251 for j in range(n)], Params(max_tokens=6, temperature=0))
         for i, n in enumerate(lengths)
