@@ -203,6 +203,28 @@ def test_any_process_of_a_group_is_stopped_and_no_text_changes(serve_cut: Serve,
     lose_each(serve_cut, signal.SIGSTOP, "has not answered for 3 s", alive, within)
 
 
+@hasty_cut
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_is_lost_while_the_next_group_starts(
+    signum: signal.Signals, serve_cut: Serve, alive: Alive, within: Within
+) -> None:
+    body = {"prompt": "ab", "max_tokens": 500, "temperature": 0.9, "seed": 3}
+    undisturbed, first = outcomes([Stream(serve_cut, **body)]), serve_cut.engine_pid
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(Stream, serve_cut, **body)
+        assert within(10, lambda: serve_cut.metric("orcaserve_generation_tokens_total") > 520)
+        os.kill(workers(first)["s0r0"], signal.SIGKILL)
+
+        def starting() -> bool:
+            return serve_cut.children not in ([], [first]) and "s1r0" in workers(serve_cut.children[0])
+
+        assert within(20, starting)
+        second = serve_cut.engine_pid
+        os.kill(victim := workers(second)["s1r0"], signum)
+        assert outcomes([running.result()]) == undisturbed
+    assert not alive(victim) and not alive(second)
+
+
 @hasty
 def test_a_hung_engine_is_replaced_in_time(serve: Serve, alive: Alive, within: Within) -> None:
     body = {"prompt": "ab", "max_tokens": 3000, "temperature": 0.9, "seed": 3}
