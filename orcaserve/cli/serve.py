@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "replicas",
         "Several engines behind one address, each with the whole model (in one process, or cut by -pp and -tp): for\n"
         "machines with more cores than one engine can use. Every flag above holds for each: D replicas take D times\n"
-        "the memory; without -t and --n-slots they divide the cores, and the memory for keys and values.",
+        "the memory; without -t and --n-slots they divide the cores, and the memory for keys and values.\n"
+        "With --timeline run.json each writes its own: run-0.json, run-1.json and so on.",
     )
     group.add_argument(
         "-dp",

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -138,6 +139,18 @@ def test_a_replica_is_given_up_and_the_other_serves_on(
         assert serve.http.get("/health").json()["replicas"] == ["ready", "given up"]
         assert any("replica 1 is given up (6 in a row" in line for line in serve.log)
         assert [serve.text(max_tokens=5) for _ in range(3)] == [known] * 3
+
+
+def test_told_to_end_while_replicas_start(served_model: Path, folder: Path, within: Within) -> None:
+    """At any moment: nothing is left of those that are there, nor of those that are about to be."""
+    command = [sys.executable, "-m", "orcaserve", "serve", str(served_model), *FLAGS, "-dp", "3"]
+    for seconds in (0.5, 0.8, 1.1, 1.4):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            time.sleep(seconds)
+            process.send_signal(signal.SIGTERM)
+            _, log = process.communicate(timeout=30)
+        assert process.returncode in (0, -signal.SIGTERM) and "Traceback" not in log, log
+        assert within(3, lambda: not list(folder.iterdir())), log
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "65", "two"])
