@@ -86,6 +86,7 @@ class _EngineProcess:
             if die_with_parent(self._parent, signal.SIGKILL):
                 self._end.wait()
         finally:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it would come between two lines of what ends here anyway
             server.close()
             if self._host is not None:
                 self._host.kill()
