@@ -1,11 +1,13 @@
 """Is anything lost when a process is killed while 32 clients stream, and how long do the streams stand still?
 
-    python benchmarks/recovery.py [--rounds 50] [--streams 32] [--gen 48] [--form float32/float32] [--out FILE.md]
+    python benchmarks/recovery.py [--rounds 50] [--streams 32] [--gen 48] [--form float32/float32] [-pp P] [-tp T]
+                                  [--out FILE.md]
 
 Each round runs the same requests, half of them greedy, half drawn with a seed and penalties, and at a random moment
-kills (SIGKILL) a random process of the server but the endpoint. The answers are compared with those of a run that
-nothing disturbed. A stream stands still from the kill to its first new token; the last stream of a round counts.
-A round begins once the engine is five seconds old: the server takes six that die younger for a reason to end.
+kills (SIGKILL) a random process of the server but the endpoint: the engine, or one of its workers if the model is cut.
+The answers are compared with those of a run that nothing disturbed. A stream stands still from the kill to its first
+new token; the last stream of a round counts. A round begins once the engine is five seconds old: the server takes six
+that die younger for a reason to end.
 """
 
 from __future__ import annotations
@@ -157,6 +159,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--gen", type=int, default=48)
+    parser.add_argument("-pp", "--pipeline-parallel-size", type=int, default=1)
+    parser.add_argument("-tp", "--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out")
     add_line_argument(parser)
@@ -164,6 +168,8 @@ def main() -> int:
     rng = random.Random(args.seed)
     bodies = requests(args.streams, args.gen, rng)
     flags = [*form_flags(*args.form.split("/")), "--n-slots", "8192", "--max-num-seqs", str(args.streams)]
+    cut = args.pipeline_parallel_size, args.tensor_parallel_size
+    flags += ["-pp", str(cut[0]), "-tp", str(cut[1])]
     flags += ["--served-model-name", NAME, *(["--model", args.model] if args.model else [])]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         os.environ["TMPDIR"] = folder  # of the server, which must leave nothing in it
@@ -177,7 +183,10 @@ def main() -> int:
                "s until all streams move again, median", "most", "processes and files left"]  # fmt: skip
     row = [len(rounds), len(rounds) * args.streams, lost, differing, tokens,
            f"{median(still):.2f}" if still else "", f"{max(still):.2f}" if still else "", len(left)]  # fmt: skip
-    write(heading("Recovery", __doc__) + f"{args.form}\n\n" + table(columns, [row]), args.out)
+    write(
+        heading("Recovery", __doc__) + f"{args.form}, {cut[0]} stages x {cut[1]} shards\n\n" + table(columns, [row]),
+        args.out,
+    )
     whole = not (lost or differing or tokens or left)
     quick = not still or max(still) <= GOAL_SECONDS
     lines = [

@@ -18,6 +18,7 @@ QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
 DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
+MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
 PAGE_SIZE = 16  # slots the K/V manager hands out together
 
 
@@ -87,6 +88,8 @@ class ParallelConfig:
     layer_split: layers of every stage; None = as even as they come out.
     worker_timeout: seconds after which a worker that does not answer is taken for lost.
     timeline: where to write what each worker did when, or None; with a picture beside it.
+    data_parallel_size: how many engines with the same settings share this machine: its cores and memory are divided,
+    where no setting says how much each takes.
     """
 
     pipeline_parallel_size: int = 1
@@ -94,10 +97,14 @@ class ParallelConfig:
     layer_split: tuple[int, ...] | None = None
     worker_timeout: float = 30.0
     timeline: Path | None = None
+    data_parallel_size: int = 1
 
     def __post_init__(self) -> None:
         _check_at_least("--pipeline-parallel-size", self.pipeline_parallel_size, 1)
         _check_at_least("--tensor-parallel-size", self.tensor_parallel_size, 1)
+        _check_at_least("--data-parallel-size", self.data_parallel_size, 1)
+        if self.data_parallel_size > MAX_REPLICAS:
+            raise ConfigError("--data-parallel-size", f"must be at most {MAX_REPLICAS}")
         if self.layer_split is not None:
             for layers in self.layer_split:
                 _check_at_least("--layer-split", layers, 1)
@@ -111,7 +118,7 @@ class ParallelConfig:
 
     @property
     def n_workers(self) -> int:
-        """Worker processes."""
+        """Worker processes of an engine."""
         return self.pipeline_parallel_size * self.tensor_parallel_size
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
 from orcaserve.cli.options import add_model_arguments, engine_config
 from orcaserve.config import ServingConfig
@@ -28,6 +29,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         default=os.environ.get("ORCASERVE_API_KEY"),
         help="clients must send it as a bearer token; better given as ORCASERVE_API_KEY, which `ps` does not show",
+    )
+    group = parser.add_argument_group(
+        "replicas",
+        "Several engines behind one address, each with the whole model (in one process, or cut by -pp and -tp): for\n"
+        "machines with more cores than one engine can use. Every flag above holds for each: D replicas take D times\n"
+        "the memory; without -t and --n-slots they divide the cores, and the memory for keys and values.\n"
+        "With --timeline run.json each writes its own: run-0.json, run-1.json and so on.",
+    )
+    group.add_argument(
+        "-dp",
+        "--data-parallel-size",
+        type=int,
+        default=1,
+        metavar="D",
+        help="replicas; a request goes to the one whose unfinished requests may need the least K/V memory (prompt + "
+        "max_tokens), and is served there in order of arrival (default: %(default)s)",
     )
     group = parser.add_argument_group("recovery")
     group.add_argument(
@@ -55,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         log_level=args.log_level,
     )
     config = engine_config(args)
+    config = replace(config, parallel=replace(config.parallel, data_parallel_size=args.data_parallel_size))
     from orcaserve.serving.endpoint import run_endpoint
 
     return run_endpoint(serving, config)

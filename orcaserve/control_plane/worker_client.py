@@ -14,6 +14,8 @@ from orcaserve.control_plane.channel import OPTIONS, keepalive, target_of
 from orcaserve.control_plane.worker_pb2_grpc import WorkerStub
 from orcaserve.core import EngineError
 
+START_PATIENCE = 30.0  # s for a worker to listen, at least; an interpreter may start slowly on a busy machine
+
 
 class WorkerLink:
     """The master's stream to one worker.
@@ -29,10 +31,15 @@ class WorkerLink:
         on_message: Callable[[wire.FromWorker], None],
         on_end: Callable[[str], None],
     ) -> None:
-        """The socket may not be there yet. timeout: seconds that a ping may stay without an answer."""
+        """The socket may not be there yet: it has START_PATIENCE to come, or `timeout` if that is longer.
+
+        timeout: seconds that a ping may stay without an answer, once there is somebody to ask.
+        """
         self._outbox: SimpleQueue[wire.ToWorker | None] = SimpleQueue()
         self._on_message, self._on_end = on_message, on_end
         self._channel = grpc.insecure_channel(target_of(socket), options=[*OPTIONS, *keepalive(timeout)])
+        self._connected = grpc.channel_ready_future(self._channel)
+        self._patience = max(timeout, START_PATIENCE)
         stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
         self._call = stub.Attach(iter(self._outbox.get, None), wait_for_ready=True)
         self._reader = threading.Thread(target=self._read, name="control plane: read", daemon=True)
@@ -48,6 +55,7 @@ class WorkerLink:
     def close(self) -> None:
         """End the stream, and with it the worker. Idempotent; not from `on_message` or `on_end`."""
         self._outbox.put(None)
+        self._connected.cancel()
         self._call.cancel()
         self._reader.join()
         self._channel.close()
@@ -55,10 +63,14 @@ class WorkerLink:
     def _read(self) -> None:
         reason = "its stream ended"
         try:
+            self._connected.result(self._patience)
             for message in self._call:
                 self._on_message(message)
         except grpc.RpcError as error:
             reason = f"its stream broke: {error.code().name}" if isinstance(error, grpc.Call) else "its stream broke"
+        except (grpc.FutureTimeoutError, grpc.FutureCancelledError):
+            reason = "it could not be reached"
+            self._call.cancel()
         self._outbox.put(None)  # gRPC's own thread waits for it
         self._on_end(reason)
 

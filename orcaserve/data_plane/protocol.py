@@ -49,15 +49,19 @@ class Place:
         return stage * self.n_shards + shard
 
 
+class NeighbourLost(Exception):
+    """A transfer broke: the other side has ended, or its connection has."""
+
+
 class Incoming(Protocol):
     """A receive under way."""
 
     def wait(self) -> Floats:
-        """The numbers, ours to change."""
+        """The numbers, ours to change. Raises NeighbourLost."""
 
 
 class DataPlane(Protocol):
-    """A worker's transfers; each kind is first in, first out. A neighbour that is gone makes the next call raise."""
+    """A worker's transfers; each kind is first in, first out. A call raises NeighbourLost once one is gone."""
 
     def receive(self, n_rows: int, width: int) -> Incoming:
         """Begin to take [n_rows, width] from the stage before. Any thread, in the order of iterations."""

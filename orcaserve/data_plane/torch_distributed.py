@@ -7,8 +7,9 @@ exchange among a few shards is quicker than the two rounds of a ring.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,19 +18,30 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from orcaserve.data_plane.protocol import Floats, Place
+from orcaserve.data_plane.protocol import Floats, NeighbourLost, Place
 
 _HIDDEN, _SUM, _LOGITS = 1, 2, 3  # tags: transfers of one kind keep their order
 _PATIENCE = timedelta(hours=1)  # a stage may compute a long prompt for minutes. Who is lost is seen elsewhere.
 
 
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """torch says RuntimeError of whatever happens to a transfer."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise NeighbourLost(str(error)) from error
+
+
 class _Receive:
     def __init__(self, group: Any, buffer: Floats, source: int, tag: int) -> None:
         self._buffer = buffer
-        self._work = group.recv([torch.from_numpy(buffer)], source, tag)
+        with _translated():
+            self._work = group.recv([torch.from_numpy(buffer)], source, tag)
 
     def wait(self) -> Floats:
-        self._work.wait()
+        with _translated():
+            self._work.wait()
         return self._buffer
 
 
@@ -60,10 +72,11 @@ class TorchDataPlane:
 
     def send(self, rows: Floats) -> None:
         place, tensor = self._place, torch.from_numpy(rows)
-        work = self._group.send([tensor], place.rank_of(place.stage + 1, place.shard), _HIDDEN)
-        self._sent.append((work, tensor))
-        if len(self._sent) > place.n_stages:  # as many batches are in flight: the oldest has long arrived
-            self._sent.popleft()[0].wait()
+        with _translated():
+            work = self._group.send([tensor], place.rank_of(place.stage + 1, place.shard), _HIDDEN)
+            self._sent.append((work, tensor))
+            if len(self._sent) > place.n_stages:  # as many batches are in flight: the oldest has long arrived
+                self._sent.popleft()[0].wait()
 
     def all_reduce(self, x: Floats, n_next: int = 0) -> None:
         place = self._place
@@ -104,5 +117,6 @@ class TorchDataPlane:
     def _send_all(self, x: Floats, ranks: Sequence[int], tag: int) -> None:
         """Returns when x may be changed again."""
         tensor = torch.from_numpy(x)
-        for work in [self._group.send([tensor], rank, tag) for rank in ranks]:
-            work.wait()
+        with _translated():
+            for work in [self._group.send([tensor], rank, tag) for rank in ranks]:
+                work.wait()

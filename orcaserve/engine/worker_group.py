@@ -228,8 +228,10 @@ class WorkerGroup:
             return error if not isinstance(error, EngineError) else EngineError(f"worker {who.name}: {error}")
         for silent in self._silent:
             if self._processes[silent].returncode is None:
-                timeout, pid = self._config.parallel.worker_timeout, self._processes[silent].pid
-                return EngineError(f"worker {silent.name} (process {pid}) has not answered for {timeout:g} s")
+                which = f"worker {silent.name} (process {self._processes[silent].pid})"
+                if not self._started:
+                    return EngineError(f"{which} does not answer")
+                return EngineError(f"{which} has not answered for {self._config.parallel.worker_timeout:g} s")
         return EngineError(f"worker {place.name} ended with code {self._processes[place].returncode}")
 
     def _remove_folder(self) -> None:

@@ -175,7 +175,7 @@ async def _health(app: App, exchange: Exchange) -> None:
     reason = app.require_service().why_not_healthy()
     if reason is not None:
         raise InvalidRequest(None, reason, code="not_ready", status=503)
-    await exchange.send_json(200, {"status": "ready" if app.require_service().client.present else "recovering"})
+    await exchange.send_json(200, app.require_service().health)
 
 
 def _refuse_unless_serving(app: App) -> None:

@@ -22,8 +22,8 @@ from orcaserve.core.errors import SERVER_STOPPING, ConfigError
 from orcaserve.process import name_process
 from orcaserve.serving.app import App
 from orcaserve.serving.http_protocol import HttpProtocol
+from orcaserve.serving.replicas import Engines, engines_for
 from orcaserve.serving.service import Service
-from orcaserve.serving.supervisor import Supervisor
 from orcaserve.serving.tokenizer import Tokenizer
 
 GRACE_SECONDS = 5.0  # running requests may finish for so long after the first signal
@@ -43,23 +43,21 @@ def run_endpoint(serving: ServingConfig, engine: EngineConfig) -> int:
     name_process("endpoint")
     _set_up_logging(serving.log_level)
     with _bound(serving) as listener:
-        supervisor = Supervisor(serving, engine)
-        supervisor.start()
+        engines = engines_for(serving, engine)
+        engines.start()
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
             with runner:
-                return runner.run(_Endpoint(serving, engine, supervisor, listener).run())
+                return runner.run(_Endpoint(serving, engine, engines, listener).run())
         except KeyboardInterrupt:
             return 0  # before the loop could take signals
 
 
 class _Endpoint:
-    def __init__(
-        self, serving: ServingConfig, engine: EngineConfig, supervisor: Supervisor, listener: socket.socket
-    ) -> None:
+    def __init__(self, serving: ServingConfig, engine: EngineConfig, engines: Engines, listener: socket.socket) -> None:
         self._serving = serving
         self._engine = engine
-        self._supervisor = supervisor
+        self._engines = engines
         self._listener = listener
         self._app = App(serving)
         self._stop = asyncio.Event()
@@ -78,7 +76,7 @@ class _Endpoint:
             self._server.should_exit = True
             await http
             self._app.close()
-            await self._supervisor.close(SERVER_STOPPING)
+            await self._engines.close(SERVER_STOPPING)
 
     async def _serve(self) -> int:
         """Load, say so, and wait for the end."""
@@ -93,13 +91,13 @@ class _Endpoint:
         gc.freeze()  # what loading has made stays for good: no collection has to look at it again
         self._app.service = service
         self._announce(service)
-        supervisor = self._supervisor
-        supervisor.on_waiting = self._app.keep_streams_alive
-        gone = asyncio.create_task(supervisor.closed.wait())
+        engines = self._engines
+        engines.on_waiting = self._app.keep_streams_alive
+        gone = asyncio.create_task(engines.closed.wait())
         try:
             await asyncio.wait({stop, gone}, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
-                _log.error("there is no engine any more (%s); the endpoint ends too", supervisor.reason)
+                _log.error("there is no engine any more (%s); the endpoint ends too", engines.reason)
                 await self._drain(FAREWELL_SECONDS)
                 return 1
             if self._app.n_live:
@@ -111,7 +109,7 @@ class _Endpoint:
             return 1 if self._app.n_live else 0
         finally:
             gone.cancel()
-            await supervisor.close(SERVER_STOPPING)  # open streams end with an error event
+            await engines.close(SERVER_STOPPING)  # open streams end with an error event
             await self._drain(FAREWELL_SECONDS)
 
     async def _load(self) -> Service:
@@ -119,12 +117,12 @@ class _Endpoint:
         path = self._engine.model.path
         reading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_path, path))
         try:
-            await self._supervisor.connect()
+            await self._engines.connect()
         except BaseException:
             reading.cancel()
             raise
         name = self._serving.served_model_name or self._engine.model.name
-        return Service(self._supervisor, await reading, name)
+        return Service(self._engines, await reading, name)
 
     async def _drain(self, seconds: float) -> None:
         """Let running requests finish, `seconds` at most; a second signal ends the wait."""
@@ -144,6 +142,8 @@ class _Endpoint:
             "%s: context %d tokens; max_bs (--max-num-seqs) %d, n_slots (K/V tokens) %d, n_workers %d",
             service.name, facts.context_length, facts.max_bs, facts.n_slots, facts.n_workers,
         )  # fmt: skip
+        if (n_replicas := len(service.client.replicas)) > 1:
+            _log.info("%d replicas (--data-parallel-size), each with so many", n_replicas)
         _log.info("ready on %s  (API: /docs, metrics: /metrics)", _url(self._listener))
 
 

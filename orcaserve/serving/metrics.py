@@ -8,7 +8,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -44,14 +45,26 @@ class Distribution:
         return family
 
 
-class Metrics(Collector):
-    """One endpoint's numbers. Used on the event loop only; `status` reads the engine's newest status."""
+class Replica(Protocol):
+    """What is read of each engine when somebody asks."""
 
-    def __init__(self, model: str, facts: EngineFacts, status: Callable[[], EngineStatus]) -> None:
+    @property
+    def present(self) -> bool: ...
+    @property
+    def status(self) -> EngineStatus: ...
+
+
+class Metrics(Collector):
+    """One endpoint's numbers. Used on the event loop only.
+
+    replicas: the engines; what is read of them is added up, and with more than one also shown for each.
+    """
+
+    def __init__(self, model: str, facts: EngineFacts, replicas: Sequence[Replica]) -> None:
         self._model = model
         self._facts = facts
-        self._status = status
-        self._last_iteration = 0
+        self._replicas = replicas
+        self._last_iterations = [0] * len(replicas)
         self._last_iteration_at = time.monotonic()
         self._earlier_iterations = 0  # of engines that are gone
         self.engine_restarts = 0
@@ -72,23 +85,23 @@ class Metrics(Collector):
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
-    def on_report(self, report: IterationReport) -> None:
-        """Called with each report of the engine."""
+    def on_report(self, replica: int, report: IterationReport) -> None:
+        """Called with each report of the engine with this number."""
         status = report.status
         self.scheduler_seconds += status.scheduler_seconds
-        if status.iteration == self._last_iteration:
+        if status.iteration == self._last_iterations[replica]:
             return
-        self._last_iteration = status.iteration
+        self._last_iterations[replica] = status.iteration
         self._last_iteration_at = time.monotonic()
         self.iteration_tokens.observe(status.batch_tokens)
         self.iteration_requests.observe(status.n_running)
         self.iteration_seconds.observe(status.iteration_seconds)
 
-    def on_restart(self) -> None:
+    def on_restart(self, replica: int) -> None:
         """Called when another engine has taken the place of one that is gone; it counts its iterations anew."""
         self.engine_restarts += 1
-        self._earlier_iterations += self._last_iteration
-        self._last_iteration = 0
+        self._earlier_iterations += self._last_iterations[replica]
+        self._last_iterations[replica] = 0
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The text of GET /metrics and its content type."""
@@ -96,22 +109,29 @@ class Metrics(Collector):
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Metric]:
-        status, facts = self._status(), self._facts
-        running = status.n_live - status.n_waiting  # n_running is of the last batch, and stays when all is over
+        statuses, facts = [replica.status for replica in self._replicas], self._facts
+        n_slots = len(statuses) * facts.n_slots
+        n_waiting = sum(status.n_waiting for status in statuses)
+        n_reserved = sum(status.n_reserved for status in statuses)
+        # n_running is of the last batch, and stays when all is over
+        running = sum(status.n_live for status in statuses) - n_waiting
+        iterations = self._earlier_iterations + sum(self._last_iterations)
         age = time.monotonic() - self._last_iteration_at
         for name, text, value in (
             ("orcaserve_requests_running", "requests that have run an iteration", running),
             ("vllm:num_requests_running", "requests that have run an iteration", running),
-            ("orcaserve_requests_waiting", "requests that have run no iteration yet", status.n_waiting),
-            ("vllm:num_requests_waiting", "requests that have run no iteration yet", status.n_waiting),
-            ("orcaserve_kv_slots", "size of the K/V region (n_slots)", facts.n_slots),
-            ("orcaserve_kv_slots_reserved", "slots reserved by admitted requests", status.n_reserved),
-            ("orcaserve_kv_slots_used", "slots that hold keys and values", status.n_used),
-            ("vllm:kv_cache_usage_perc", "reserved share of the K/V region, 0 to 1", status.n_reserved / facts.n_slots),
+            ("orcaserve_requests_waiting", "requests that have run no iteration yet", n_waiting),
+            ("vllm:num_requests_waiting", "requests that have run no iteration yet", n_waiting),
+            ("orcaserve_kv_slots", "size of the K/V regions (n_slots)", n_slots),
+            ("orcaserve_kv_slots_reserved", "slots reserved by admitted requests", n_reserved),
+            ("orcaserve_kv_slots_used", "slots that hold keys and values", sum(status.n_used for status in statuses)),
+            ("vllm:kv_cache_usage_perc", "reserved share of the K/V regions, 0 to 1", n_reserved / n_slots),
             ("orcaserve_max_batch_size", "most requests in one batch (max_bs)", facts.max_bs),
             ("orcaserve_last_iteration_age_seconds", "time since an iteration returned", age),
         ):
             yield self._gauge(name, text, value)
+        if len(statuses) > 1:
+            yield from self._of_replicas(statuses)
         for name, text, value in (
             ("orcaserve_prompt_tokens", "prompt tokens of admitted requests", self.prompt_tokens),
             ("vllm:prompt_tokens", "prompt tokens of admitted requests", self.prompt_tokens),
@@ -119,7 +139,7 @@ class Metrics(Collector):
             ("vllm:generation_tokens", "generated tokens", self.generation_tokens),
             ("orcaserve_requests_started", "choices handed to the engine", self.requests_started),
             ("orcaserve_ignored_fields", "request fields without effect", self.ignored_fields),
-            ("orcaserve_iterations", "iterations of all engines", self._earlier_iterations + self._last_iteration),
+            ("orcaserve_iterations", "iterations of all engines", iterations),
             ("orcaserve_engine_restarts", "engines started in place of one that was lost", self.engine_restarts),
             ("orcaserve_scheduler_seconds", "time spent choosing batches", self.scheduler_seconds),
             ("vllm:num_preemptions", "always 0: memory is reserved before a request starts", 0),
@@ -144,6 +164,17 @@ class Metrics(Collector):
             ("orcaserve_iteration_seconds", "time an iteration took the device", self.iteration_seconds),
         ):
             yield distribution.family(name, text, self._model)
+
+    def _of_replicas(self, statuses: Sequence[EngineStatus]) -> Iterator[Metric]:
+        for name, text, values in (
+            ("orcaserve_replica_present", "1 if it takes work now", [replica.present for replica in self._replicas]),
+            ("orcaserve_replica_requests", "unfinished requests", [status.n_live for status in statuses]),
+            ("orcaserve_replica_kv_slots_reserved", "slots reserved", [status.n_reserved for status in statuses]),
+        ):
+            family = GaugeMetricFamily(name, text, labels=["model_name", "replica"])
+            for number, value in enumerate(values):
+                family.add_metric([self._model, str(number)], value)
+            yield family
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=["model_name"])

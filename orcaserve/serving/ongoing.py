@@ -18,31 +18,35 @@ class _Ongoing:
     engine: who runs it now, None while it waits for one. n_crashes: engines that have died while they ran it.
     """
 
-    __slots__ = ("_owner", "engine", "n_crashes", "request", "stream")
+    __slots__ = ("engine", "n_crashes", "owner", "request", "stream")
 
     def __init__(self, request: Request, owner: OngoingRequests) -> None:
         self.request = request
         self.stream = TokenStream(request.id)
         self.engine: EngineClient | None = None
         self.n_crashes = 0
-        self._owner = owner
+        self.owner = owner
 
     def take(self, news: Progress) -> None:
         """From the engine. That an engine was lost is not passed on: what comes of it is the supervisor's to say."""
         if news.finish_reason is not None:
             if news.error == ENGINE_LOST:
                 return
-            self._owner.forget(news.request_id)
+            self.owner.forget(news.request_id)
         elif news.token is not None:
             self.request.output.append(news.token)
         self.stream.put(news)
 
 
 class OngoingRequests:
-    """In order of arrival. Used from one event loop."""
+    """In order of arrival. Used from one event loop.
+
+    n_reserved: slots that they all may come to need: prompts and the most tokens they may generate.
+    """
 
     def __init__(self) -> None:
         self._requests: dict[int, _Ongoing] = {}
+        self.n_reserved = 0
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -50,11 +54,26 @@ class OngoingRequests:
     def add(self, request: Request) -> TokenStream:
         """The news of this request until its end, from however many engines. It waits for hand_over."""
         ongoing = self._requests[request.id] = _Ongoing(request, self)
+        self.n_reserved += request.max_tokens
         return ongoing.stream
 
     def forget(self, request_id: int) -> None:
         """It has ended, or was never begun. Idempotent."""
-        self._requests.pop(request_id, None)
+        ongoing = self._requests.pop(request_id, None)
+        if ongoing is not None:
+            self.n_reserved -= ongoing.request.max_tokens
+
+    def move(self, request_id: int, to: OngoingRequests) -> None:
+        """To others of its kind, with what it has come to; there it waits for hand_over."""
+        ongoing = self._requests[request_id]
+        self.forget(request_id)
+        to._requests[request_id] = ongoing
+        to.n_reserved += ongoing.request.max_tokens
+        ongoing.owner, ongoing.engine = to, None
+
+    @property
+    def ids(self) -> list[int]:
+        return list(self._requests)
 
     def hand_over(self, request_id: int, engine: EngineClient) -> None:
         """Have the engine run it from where it is. Raises EngineError, InvalidRequest as EngineClient.submit does."""
@@ -81,14 +100,14 @@ class OngoingRequests:
         else:
             ongoing.engine.cancel(request_id)
 
-    def crashed(self, engine: EngineClient, max_bs: int) -> int:
+    def crashed(self, engine: EngineClient, n_running: int) -> int:
         """The engine is gone. All it had waits for the next, but who was cancelled, and who was in too many crashes.
 
-        Its last batch held the max_bs earliest of its requests at most; others had no part in the crash. Returns how
-        many have failed.
+        Its batches in flight held the n_running earliest of its requests at most; others had no part in the crash.
+        Returns how many have failed.
         """
         had = [ongoing for ongoing in self._requests.values() if ongoing.engine is engine]
-        for ongoing in islice(had, max_bs):
+        for ongoing in islice(had, n_running):
             ongoing.n_crashes += 1
         n_failed = 0
         for ongoing in had:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -40,17 +41,28 @@ class Tokens(Protocol):
     def listen(self, take: Callable[[Progress], None]) -> None: ...
 
 
-class Client(Protocol):
-    """What the endpoint needs of the engine: a Supervisor."""
+class Replica(Protocol):
+    """One engine, as far as it is looked at alone."""
 
     closed: asyncio.Event
     on_report: Callable[[IterationReport], None] | None
     on_restart: Callable[[], None]
 
     @property
-    def facts(self) -> EngineFacts: ...
+    def present(self) -> bool: ...
     @property
     def status(self) -> EngineStatus: ...
+
+
+class Client(Protocol):
+    """What the endpoint needs of the engine: a Supervisor, or Replicas."""
+
+    closed: asyncio.Event
+
+    @property
+    def replicas(self) -> Sequence[Replica]: ...
+    @property
+    def facts(self) -> EngineFacts: ...
     @property
     def last_report(self) -> float: ...
     @property
@@ -165,9 +177,10 @@ class Service:
         self.facts = client.facts
         source = tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
-        self.metrics = Metrics(name, self.facts, lambda: client.status)
-        client.on_report = self.metrics.on_report
-        client.on_restart = self.metrics.on_restart
+        self.metrics = Metrics(name, self.facts, client.replicas)
+        for number, replica in enumerate(client.replicas):
+            replica.on_report = partial(self.metrics.on_report, number)
+            replica.on_restart = partial(self.metrics.on_restart, number)
         self._request_ids = count(1)
         self._busy_since = time.monotonic()
 
@@ -212,6 +225,18 @@ class Service:
         """None, or why requests should go elsewhere: also while they only wait for another engine."""
         reason = self.why_not_healthy()
         return "the engine is being replaced" if reason is None and not self.client.present else reason
+
+    @property
+    def health(self) -> dict[str, object]:
+        """What is said of a healthy service: also of each replica, if there are several."""
+        said: dict[str, object] = {"status": "ready" if self.client.present else "recovering"}
+        replicas = self.client.replicas
+        if len(replicas) > 1:
+            said["replicas"] = [
+                "given up" if replica.closed.is_set() else "ready" if replica.present else "recovering"
+                for replica in replicas
+            ]
+        return said
 
     def why_not_healthy(self) -> str | None:
         """None, or what is wrong. Reads times only: it never asks the engine anything."""

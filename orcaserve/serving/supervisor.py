@@ -44,14 +44,19 @@ class Supervisor:
     on_restart: called when an engine is ready in place of another.
     on_waiting: called when the engine is lost and every WAITING_PERIOD until another is ready.
     closed: set once there will be no further engine; `reason` then says why (for the log).
+    on_given_up: called when `closed` has been set because engines died in a row; what is still here afterwards fails.
+    name: of the engine, in the log.
     """
 
-    def __init__(self, serving: ServingConfig, engine: EngineConfig) -> None:
+    def __init__(self, serving: ServingConfig, engine: EngineConfig, name: str = "the engine") -> None:
         self.closed = asyncio.Event()
         self.reason: str | None = None
         self.on_report: Callable[[IterationReport], None] | None = None
         self.on_restart: Callable[[], None] = lambda: None
         self.on_waiting: Callable[[], None] = lambda: None
+        self.on_given_up: Callable[[], None] = lambda: None
+        self._name = name
+        self._for = "" if name == "the engine" else f" as {name}"  # in the log
         self._serving = serving
         self._config = engine
         self._process = EngineProcess(engine, serving.log_level)
@@ -100,6 +105,16 @@ class Supervisor:
     def n_open(self) -> int:
         return len(self._ongoing)
 
+    @property
+    def n_reserved(self) -> int:
+        """Slots that its unfinished requests may come to need, also those that still wait for them."""
+        return self._ongoing.n_reserved
+
+    @property
+    def replicas(self) -> tuple[Supervisor]:
+        """All there are behind this door."""
+        return (self,)
+
     def submit(self, request: Request) -> TokenStream:
         """As EngineClient.submit, but that nothing is lost with an engine."""
         if self.closed.is_set():
@@ -113,13 +128,23 @@ class Supervisor:
                 raise
         return stream
 
+    def move_requests(self, choose: Callable[[], Supervisor]) -> None:
+        """Have others go on with what is unfinished here: for each request, the earliest first, the one that `choose`
+        names."""
+        for request_id in self._ongoing.ids:
+            to = choose()
+            self._ongoing.move(request_id, to._ongoing)
+            if to._client is not None and to.present:
+                to._ongoing.hand_over(request_id, to._client)
+
     def cancel(self, request_id: int) -> None:
-        """As EngineClient.cancel."""
+        """As EngineClient.cancel. A request that is not here (any more) is left alone."""
         self._ongoing.cancel(request_id)
 
     async def close(self, message: str = ENGINE_LOST) -> None:
         """End what is unfinished with an error of this message, and the engine's process. Idempotent."""
-        self._give_up("closed by the endpoint", message)
+        self._shut("closed by the endpoint")
+        self._ongoing.end_all(message)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -137,12 +162,12 @@ class Supervisor:
                     await self._end_of(engine)
                 n_short = 0 if time.monotonic() - self._ready_since >= SHORT_LIFE else n_short + 1
                 if n_short > MAX_RESTARTS:
-                    self._give_up(f"{n_short} in a row have lived for less than {SHORT_LIFE:g} s", ENGINE_LOST)
+                    self._give_up(f"{n_short} in a row have lived for less than {SHORT_LIFE:g} s")
                     return
                 engine = await self._replace(n_short)
         except Exception:
-            _log.exception("supervising the engine failed")
-            self._give_up("supervising it failed", ENGINE_LOST)
+            _log.exception("supervising %s failed", self._name)
+            self._give_up("supervising it failed")
 
     async def _end_of(self, client: EngineClient) -> None:
         """Return when the engine is gone for good, and what it had waits for the next one."""
@@ -158,10 +183,9 @@ class Supervisor:
         reason = client.reason or "its process ended"
         await client.close()
         self._client = None
-        n_failed = self._ongoing.crashed(client, self.facts.max_bs)
-        _log.warning(
-            "the engine has ended (%s, exit code %d); %d requests wait for another", reason, code, len(self._ongoing)
-        )
+        n_failed = self._ongoing.crashed(client, self.facts.max_bs * self.facts.n_workers)
+        what = "%s has ended (%s, exit code %d); %d requests wait for another"
+        _log.warning(what, self._name, reason, code, len(self._ongoing))
         if n_failed:
             _log.error("%d requests have failed: they ran in %d engines that crashed", n_failed, MAX_CRASHES)
 
@@ -174,7 +198,7 @@ class Supervisor:
                 await asyncio.sleep(min(FIRST_PAUSE * 2 ** (n_short - 2), LONGEST_PAUSE))
             client = await self._start_another()
         except (OrcaServeError, OSError) as error:
-            _log.error("another engine did not come up: %s", error)
+            _log.error("another engine did not come up%s: %s", self._for, error)
             self._ready_since = time.monotonic()
             return None
         finally:
@@ -184,7 +208,7 @@ class Supervisor:
         self._take_on(client)
         self._ongoing.hand_over_all(client)
         took = time.monotonic() - started
-        _log.info("another engine is ready after %.1f s; %d requests go on", took, len(self._ongoing))
+        _log.info("another engine is ready%s after %.1f s; %d requests go on", self._for, took, len(self._ongoing))
         return client
 
     async def _start_another(self) -> EngineClient:
@@ -219,9 +243,13 @@ class Supervisor:
                 self.on_waiting()
             await asyncio.sleep(WAITING_PERIOD)
 
-    def _give_up(self, reason: str, message: str) -> None:
-        """There will be no further engine: say so to everyone who waits. Idempotent."""
+    def _give_up(self, reason: str) -> None:
+        """There will be no further engine: say so to everyone who waits."""
+        self._shut(reason)
+        self.on_given_up()
+        self._ongoing.end_all(ENGINE_LOST)
+
+    def _shut(self, reason: str) -> None:
         if not self.closed.is_set():
             self.reason = reason
             self.closed.set()
-        self._ongoing.end_all(message)

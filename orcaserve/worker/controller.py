@@ -16,12 +16,12 @@ from orcaserve.control_plane.worker_client import NextStage
 from orcaserve.control_plane.worker_service import WorkerServer
 from orcaserve.core import Batch, EngineError, OrcaServeError
 from orcaserve.core.spans import FORWARD, IterationSpans, Span
-from orcaserve.data_plane.protocol import Place
+from orcaserve.data_plane.protocol import NeighbourLost, Place
 from orcaserve.version import __version__
 from orcaserve.worker.executor import DeviceExecutor
+from orcaserve.worker.facts import n_threads_for
 from orcaserve.worker.part_backend import PartBackend
 from orcaserve.worker.plan import Plan
-from orcaserve.worker.resources import available_cores
 from orcaserve.worker.worker import Worker
 
 JOIN_TIMEOUT = 60.0  # s for all workers to meet once their weights are loaded
@@ -109,7 +109,7 @@ class WorkerController:
     def _load(self) -> PartBackend:
         config = self._config
         part = Plan.read(config).part(self._place)
-        return PartBackend(config, part, config.model.threads or max(available_cores() // self._place.n_ranks, 1))
+        return PartBackend(config, part, n_threads_for(config))
 
     def _join(self, n_slots: int) -> None:
         from orcaserve.data_plane.torch_distributed import TorchDataPlane  # late: only here is torch needed
@@ -140,7 +140,9 @@ class WorkerController:
         """Tell the master, and end. What an iteration has left behind is unknown."""
         if self._over.is_set():
             return
-        if not isinstance(error, OrcaServeError):
+        if isinstance(error, NeighbourLost):  # the first sign of another worker's end: the master finds out whose
+            error = EngineError(f"{what}: another worker is gone from the data plane")
+        elif not isinstance(error, OrcaServeError):
             _log.error("%s", what, exc_info=error)
             error = EngineError(f"{what}: {type(error).__name__}")
         self.exit_code = 1

@@ -6,7 +6,7 @@ from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, EngineFacts
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.memory import choose_n_slots
-from orcaserve.worker.resources import available_memory
+from orcaserve.worker.resources import available_cores, available_memory
 
 
 def context_length(config: EngineConfig, spec: ModelSpec) -> int:
@@ -23,7 +23,14 @@ def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int) -> int:
     Raises ConfigError if it does not fit.
     """
     most_useful = config.scheduler.max_bs * context_length(config, spec)
-    return choose_n_slots(config.kv, slot_bytes, available_memory(), most_useful)
+    n_replicas = config.parallel.data_parallel_size
+    return choose_n_slots(config.kv, slot_bytes, available_memory(), most_useful, n_replicas)
+
+
+def n_threads_for(config: EngineConfig) -> int:
+    """Threads of a worker: as set, or its share of the cores that all workers of all replicas have."""
+    parallel = config.parallel
+    return config.model.threads or max(available_cores() // (parallel.n_workers * parallel.data_parallel_size), 1)
 
 
 def engine_facts(config: EngineConfig, spec: ModelSpec, n_slots: int) -> EngineFacts:

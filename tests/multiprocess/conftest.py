@@ -60,12 +60,21 @@ def within() -> Callable[[float, Callable[[], bool]], bool]:
 @pytest.fixture(scope="session")
 def served_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny random model with a tokenizer of single bytes and a chat template."""
-    folder = tmp_path_factory.mktemp("served") / "tiny"
-    shutil.copytree(tiny_model, folder)
+    return add_tokenizer(tiny_model, tmp_path_factory.mktemp("served") / "tiny", 256)
+
+
+@pytest.fixture(scope="session")
+def served_odd_model(odd_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of the model for cutting. Its vocabulary ends before the last few bytes do."""
+    return add_tokenizer(odd_model, tmp_path_factory.mktemp("served") / "odd", 251)
+
+
+def add_tokenizer(model: Path, folder: Path, vocabulary_size: int) -> Path:
+    shutil.copytree(model, folder)
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in printable]
     letter = {b: chr(b) for b in printable} | {b: chr(0x100 + i) for i, b in enumerate(others)}
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter[b]: BYTES + b for b in range(253)}
+    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {letter[b]: BYTES + b for b in range(vocabulary_size - BYTES)}
     backend = Backend(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

@@ -66,7 +66,7 @@ class Serve:
 
     def stream(self, prompt: Any = "ab", **fields: Any) -> list[str]:
         body = {"model": self.model, "prompt": prompt, "temperature": 0, "ignore_eos": True, "stream": True, **fields}
-        lines = [ln[6:] for ln in self.http.post("/v1/completions", json=body).text.splitlines() if ln]
+        lines = [ln[6:] for ln in self.http.post("/v1/completions", json=body).text.splitlines() if ln[:5] == "data:"]
         assert lines.pop() == "[DONE]"
         return [json.loads(line)["choices"][0]["text"] for line in lines]
 
@@ -83,3 +83,17 @@ class Serve:
         assert self.process.stderr is not None
         self.process.stderr.close()
         return code
+
+
+def workers(parent: int) -> dict[str, int]:
+    """Process ids of a process's workers, by name."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat, title = Path(entry, "stat").read_text(), Path(entry, "cmdline").read_bytes()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(stat.rpartition(")")[2].split()[1]) == parent and title.startswith(b"orcaserve: worker"):
+                found[title.rstrip(b"\0").decode().removeprefix("orcaserve: worker ")] = int(entry.name)
+    return found

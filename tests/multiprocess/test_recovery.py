@@ -10,14 +10,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from server_process import BYTES, Serve
+from server_process import BYTES, Serve, workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -45,16 +46,30 @@ hasty = pytest.mark.parametrize("serve", [("--engine-timeout", "2")], indirect=T
 def serve(
     request: pytest.FixtureRequest, served_model: Path, folder: Path, alive: Alive, within: Within
 ) -> Iterator[Serve]:
+    with serving(served_model, getattr(request, "param", ()), folder, alive, within) as serve:
+        yield serve
+
+
+@pytest.fixture
+def serve_cut(
+    request: pytest.FixtureRequest, served_odd_model: Path, folder: Path, alive: Alive, within: Within
+) -> Iterator[Serve]:
+    with serving(served_odd_model, request.param, folder, alive, within) as serve:
+        yield serve
+
+
+@contextmanager
+def serving(model: Path, flags: Sequence[str], folder: Path, alive: Alive, within: Within) -> Iterator[Serve]:
     """A server that must be as it was at the end: ready, all slots free, and nothing left once it is told to end."""
-    serve = Serve(str(served_model), *FLAGS, *getattr(request, "param", ()))
-    yield serve
+    serve = Serve(str(model), *FLAGS, *flags)
     try:
+        yield serve
         assert within(20, lambda: serve.http.get("/ready").status_code == 200)
         assert within(5, lambda: serve.metric("orcaserve_kv_slots_reserved") == 0)
         assert not list(folder.iterdir())
-        engine = serve.engine_pid
+        group = [serve.engine_pid, *workers(serve.engine_pid).values()]
         assert serve.stop() == 0
-        assert not alive(engine)
+        assert within(2, lambda: not any(map(alive, group)))
     finally:
         serve.process.kill()
     assert not list(folder.iterdir())
@@ -140,6 +155,74 @@ def test_engines_are_killed_at_random_moments_and_no_text_changes(serve: Serve, 
         assert serve.metric("orcaserve_engine_restarts_total") == n + 1
         n_comments += sum(stream.comments for stream in streams)
     assert n_comments > 0
+
+
+# Where the model is cut, the engine process is the master of a group.
+cut = pytest.mark.parametrize("serve_cut", [("-pp", "2"), ("-pp", "2", "-tp", "2")], indirect=True, ids=["2x1", "2x2"])
+hasty_cut = pytest.mark.parametrize(
+    "serve_cut", [("-pp", "2", "--worker-timeout", "3", "--engine-timeout", "3")], indirect=True, ids=["2x1"]
+)
+
+
+def lose_each(serve: Serve, signum: signal.Signals, said: str, alive: Alive, within: Within) -> None:
+    """One process of the group after the other is sent this signal while streams run; no text changes."""
+    rng = random.Random(5)
+    wanted = bodies(80)
+    started = time.monotonic()
+    undisturbed = outcomes(run_all(serve, wanted, lambda: None))
+    took = time.monotonic() - started
+    assert all(done for *_, done in undisturbed)
+    names = sorted(workers(serve.engine_pid))
+    for n, name in enumerate(["engine", *names]):
+        engine = serve.engine_pid
+        group = {**workers(engine), "engine": engine}
+        assert sorted(group) == sorted(["engine", *names])
+
+        def lose(victim: int = group[name]) -> None:
+            time.sleep(rng.uniform(0.1, 0.7) * took)
+            os.kill(victim, signum)
+
+        streams = run_all(serve, wanted, lose)
+        assert [stream.error for stream in streams] == [None] * N_STREAMS
+        assert outcomes(streams) == undisturbed
+        assert within(40, lambda engine=engine: replaced(serve, engine))  # type: ignore[misc]
+        assert serve.metric("orcaserve_engine_restarts_total") == n + 1
+        assert within(5, lambda group=group: not any(map(alive, group.values())))  # type: ignore[misc]
+        if name != "engine":
+            words = f"the engine has ended (worker {name} (process {group[name]}) {said}, exit code 1)"
+            assert any(words in line for line in serve.log), "".join(serve.log)
+
+
+@cut
+def test_any_process_of_a_group_is_killed_and_no_text_changes(serve_cut: Serve, alive: Alive, within: Within) -> None:
+    lose_each(serve_cut, signal.SIGKILL, "was ended by SIGKILL", alive, within)
+
+
+@hasty_cut
+def test_any_process_of_a_group_is_stopped_and_no_text_changes(serve_cut: Serve, alive: Alive, within: Within) -> None:
+    lose_each(serve_cut, signal.SIGSTOP, "has not answered for 3 s", alive, within)
+
+
+@hasty_cut
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_is_lost_while_the_next_group_starts(
+    signum: signal.Signals, serve_cut: Serve, alive: Alive, within: Within
+) -> None:
+    body = {"prompt": "ab", "max_tokens": 500, "temperature": 0.9, "seed": 3}
+    undisturbed, first = outcomes([Stream(serve_cut, **body)]), serve_cut.engine_pid
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(Stream, serve_cut, **body)
+        assert within(10, lambda: serve_cut.metric("orcaserve_generation_tokens_total") > 520)
+        os.kill(workers(first)["s0r0"], signal.SIGKILL)
+
+        def starting() -> bool:
+            return serve_cut.children not in ([], [first]) and "s1r0" in workers(serve_cut.children[0])
+
+        assert within(20, starting)
+        second = serve_cut.engine_pid
+        os.kill(victim := workers(second)["s1r0"], signum)
+        assert outcomes([running.result()]) == undisturbed
+    assert not alive(victim) and not alive(second)
 
 
 @hasty

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 
 import grpc
 import pytest
+from server_process import workers
 
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from orcaserve.core import ConfigError, EngineError, FinishReason, IterationReport, ModelNotFound, Progress, Request
@@ -104,20 +105,6 @@ def folders(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.rmdir(own)
 
 
-def workers(parent: int) -> dict[str, int]:
-    """Process ids of a process's workers, by name."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                stat, title = Path(entry, "stat").read_text(), Path(entry, "cmdline").read_bytes()
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(stat.rpartition(")")[2].split()[1]) == parent and title.startswith(b"orcaserve: worker"):
-                found[title.rstrip(b"\0").decode().removeprefix("orcaserve: worker ")] = int(entry.name)
-    return found
-
-
 def has_torch(pid: int) -> bool:
     return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
 
@@ -154,6 +141,22 @@ def test_the_default_model(p: int, t: int, default_model: Path) -> None:
     with Running(settings(default_model)) as one:
         expected = one.run([replace(request, output=[]) for request in requests])
     with Running(settings(default_model, p, t)) as engine:
+        assert engine.run(requests) == expected
+
+
+@pytest.mark.usefixtures("folders")
+@pytest.mark.parametrize(("p", "t"), [(1, 2), (2, 2)])
+def test_long_prompts_are_summed_in_blocks_of_rows(p: int, t: int, odd_model: Path) -> None:
+    """Sums of different sizes follow each other in an iteration, each announced by the one before. A block has 512
+    rows: the first two prompts fill two together, the next two leave one row for a third."""
+    lengths = (500, 524, 513, 512, 2500, 7)
+    requests = [
+        Request(i, [(3 + 7 * j + i) % 251 for j in range(n)], Params(max_tokens=6, temperature=0))
+        for i, n in enumerate(lengths)
+    ]
+    with Running(settings(odd_model, n_slots=8192)) as one:
+        expected = one.run([replace(request, output=[]) for request in requests])
+    with Running(settings(odd_model, p, t, n_slots=8192)) as engine:
         assert engine.run(requests) == expected
 
 

@@ -1,15 +1,22 @@
-"""Tiny tokenizers of both kinds, and the default model's."""
+"""Tiny tokenizers of both kinds, and the default model's; engines without a model in place of processes."""
 
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from orcaserve.serving import supervisor
 from orcaserve.serving.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from fake_engines import FakeProcess
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. Once upon a time there was a fox.",
@@ -129,3 +136,29 @@ def metaspace() -> Tokenizer:
 @pytest.fixture(scope="session")
 def default_tokenizer(default_model: Path) -> Tokenizer:
     return Tokenizer.from_path(default_model)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """All who use it share one event loop: gRPC may bring the end of a call that was given up to one that is closed."""
+    yield
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> type[FakeProcess]:
+    """What supervisors start, in place of processes."""
+
+    class Processes(FakeProcess):
+        started: ClassVar[list[FakeProcess]] = []
+        load_error = None
+        start_error = None
+        n_slots = 4096
+
+    monkeypatch.setattr(supervisor, "EngineProcess", Processes)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE", 0.02)
+    return Processes

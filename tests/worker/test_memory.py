@@ -18,6 +18,8 @@ def test_the_three_ways_to_say_it() -> None:
     assert choose_n_slots(KVConfig(memory_bytes=100_000), 1000, GIB, 10) == 96
     assert choose_n_slots(KVConfig(), 1024, 4 * 2**20, 10**9) == 1024, "a quarter of what is free"
     assert choose_n_slots(KVConfig(), 1024, GIB, 100) == 112, "no more than requests could fill"
+    assert choose_n_slots(KVConfig(), 1024, 4 * 2**20, 10**9, 4) == 256, "replicas share that quarter"
+    assert choose_n_slots(KVConfig(n_slots=100), 1000, GIB, 10, 4) == 96, "what is set holds for each"
 
 
 @given(

@@ -51,6 +51,10 @@ class FakeEngine:
         self._live: dict[int, tuple[Request, TokenStream]] = {}
 
     @property
+    def replicas(self) -> list[FakeEngine]:
+        return [self]
+
+    @property
     def n_open(self) -> int:
         return len(self._live)
 

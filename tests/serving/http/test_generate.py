@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 import openai
@@ -11,6 +12,15 @@ import pytest
 
 from orcaserve.core import EngineFacts, EngineStatus, IterationReport
 from orcaserve.serving.metrics import Metrics
+
+
+@dataclass
+class Replica:
+    """An engine as metrics read it."""
+
+    present: bool = True
+    status: EngineStatus = field(default_factory=EngineStatus)
+
 
 CHAT = [{"role": "user", "content": "hi"}]
 
@@ -194,9 +204,9 @@ def test_metrics(server: Any) -> None:
 
 def test_metrics_of_a_report_without_an_iteration() -> None:
     """Cancels are reported at once: the scheduler's time for them counts, the last iteration does not again."""
-    metrics = Metrics("tiny", EngineFacts("tiny", 10, 10, 10, 1, 1), EngineStatus)
+    metrics = Metrics("tiny", EngineFacts("tiny", 10, 10, 10, 1, 1), [Replica()])
     for seconds in (0.25, 0.5):
-        metrics.on_report(IterationReport([], EngineStatus(iteration=1, batch_tokens=4, scheduler_seconds=seconds)))
+        metrics.on_report(0, IterationReport([], EngineStatus(iteration=1, batch_tokens=4, scheduler_seconds=seconds)))
     text = metrics.render("")[0].decode()
     assert 'orcaserve_scheduler_seconds_total{model_name="tiny"} 0.75' in text
     assert 'orcaserve_iteration_tokens_count{model_name="tiny"} 1.0' in text
@@ -209,3 +219,28 @@ def test_small_answers(server: Any) -> None:
     model = server.http.get("/v1/models/tiny").json()
     assert model["id"] == "tiny" and model["max_model_len"] == 128
     assert server.http.get("/v1/models/other").status_code == 404
+
+
+def test_metrics_of_several_replicas() -> None:
+    """The known names are sums, so that dashboards go on; what concerns one replica has names of its own."""
+    statuses = EngineStatus(n_live=3, n_waiting=1, n_reserved=40), EngineStatus(n_live=2, n_reserved=60)
+    replicas = [Replica(status=statuses[0]), Replica(present=False, status=statuses[1])]
+    metrics = Metrics("tiny", EngineFacts("tiny", 10, 10, 100, 1, 1), replicas)
+    for replica, iteration in ((0, 1), (1, 1), (1, 2)):
+        metrics.on_report(replica, IterationReport([], EngineStatus(iteration=iteration)))
+    metrics.on_restart(1)
+    metrics.on_report(1, IterationReport([], EngineStatus(iteration=1)))
+    text = metrics.render("")[0].decode()
+    for line in (
+        'orcaserve_requests_running{model_name="tiny"} 4.0',
+        'vllm:num_requests_waiting{model_name="tiny"} 1.0',
+        'orcaserve_kv_slots{model_name="tiny"} 200.0',
+        'vllm:kv_cache_usage_perc{model_name="tiny"} 0.5',
+        'orcaserve_iterations_total{model_name="tiny"} 4.0',
+        'orcaserve_replica_present{model_name="tiny",replica="0"} 1.0',
+        'orcaserve_replica_present{model_name="tiny",replica="1"} 0.0',
+        'orcaserve_replica_kv_slots_reserved{model_name="tiny",replica="1"} 60.0',
+    ):
+        assert line in text.splitlines()
+    alone = Metrics("tiny", EngineFacts("tiny", 10, 10, 100, 1, 1), replicas[:1])
+    assert b"replica" not in alone.render("")[0]
