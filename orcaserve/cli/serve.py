@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 
-from orcaserve.cli.options import add_model_arguments, engine_config
+from orcaserve.cli.options import add_model_arguments, add_node_arguments, engine_config
 from orcaserve.config import ServingConfig
 from orcaserve.core.errors import ConfigError
 
@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tokens all running requests may need together, max_bs how many requests share one iteration."
     )
     add_model_arguments(parser, positional=True)
+    add_node_arguments(parser)
     group = parser.add_argument_group("HTTP")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")

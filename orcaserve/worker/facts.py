@@ -17,13 +17,14 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     return wanted or trained
 
 
-def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int) -> int:
-    """Size of the K/V region, once all weights are loaded. slot_bytes: over all workers of this machine.
+def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int, free_bytes: int | None = None) -> int:
+    """Size of the K/V region, once all weights are loaded. slot_bytes: over all workers of a machine.
+    free_bytes: of its memory; None: of this machine.
 
     Raises ConfigError if it does not fit.
     """
     most_useful = config.scheduler.max_bs * context_length(config, spec)
-    return choose_n_slots(config.kv, slot_bytes, available_memory(), most_useful)
+    return choose_n_slots(config.kv, slot_bytes, available_memory() if free_bytes is None else free_bytes, most_useful)
 
 
 def engine_facts(config: EngineConfig, spec: ModelSpec, n_slots: int) -> EngineFacts:
