@@ -166,6 +166,13 @@ def add_node_arguments(parser: argparse.ArgumentParser) -> None:
         "--listen-workers", "--master-addr", metavar="HOST:PORT", help="where the others join; they must reach it"
     )
     group.add_argument(
+        "--node-rank",
+        type=int,
+        default=0,
+        metavar="R",
+        help="0 serves; any other joins it at --master-addr, as `orcaserve worker` does (default: %(default)s)",
+    )
+    group.add_argument(
         "--worker-counts",
         type=layer_split,
         metavar="N,N,...",

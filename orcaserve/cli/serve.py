@@ -55,6 +55,12 @@ def run(args: argparse.Namespace) -> int:
         engine_timeout=args.engine_timeout,
         log_level=args.log_level,
     )
+    if args.node_rank:
+        from orcaserve.cli.worker import JOIN_TIMEOUT, run_node
+
+        if args.listen_workers is None:
+            raise ConfigError("--master-addr", "say where machine 0 is: HOST:PORT")
+        return run_node(args, args.listen_workers, args.model or args.model_flag, JOIN_TIMEOUT)
     config = engine_config(args)
     from orcaserve.serving.endpoint import run_endpoint
 

@@ -14,6 +14,8 @@ from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model
 from orcaserve.cli.options import add_secret_argument, read_secret
 from orcaserve.core.errors import ConfigError
 
+JOIN_TIMEOUT = 30.0  # s
+
 
 class _Stop(BaseException):
     """SIGTERM came: the usual end."""
@@ -39,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_secret_argument(parser.add_argument_group("who may join"))
     parser.add_argument("--node-rank", type=int, default=0, metavar="R",
                         help="which machine this is, from 1 (the server is 0); default: whichever is free")  # fmt: skip
-    parser.add_argument("--join-timeout", type=float, default=30.0, metavar="SECONDS",
+    parser.add_argument("--join-timeout", type=float, default=JOIN_TIMEOUT, metavar="SECONDS",
                         help="give up if the server is not found at first (default: %(default)g)")  # fmt: skip
     parser.add_argument("--worker-timeout", type=float, default=30.0, metavar="SECONDS",
                         help="a server that answers no ping for so long is lost (default: %(default)g)")  # fmt: skip
@@ -54,6 +56,11 @@ def run(args: argparse.Namespace) -> int:
     for name, value, least in (("--join-timeout", args.join_timeout, 0), ("--worker-timeout", args.worker_timeout, 1)):
         if not least <= value <= 86400:
             raise ConfigError(name, f"must be from {least} to 86400 seconds")
+    return run_node(args, args.join, args.model, args.join_timeout)
+
+
+def run_node(args: argparse.Namespace, join: str, model: str | None, join_timeout: float) -> int:
+    """args: with the flags that `serve` has as well."""
     from orcaserve.node.agent import NodeAgent, NodeSettings
     from orcaserve.process import name_process
 
@@ -62,12 +69,12 @@ def run(args: argparse.Namespace) -> int:
         stream=sys.stderr, level=args.log_level.upper(), format="%(asctime)s %(levelname)s node: %(message)s"
     )
     settings = NodeSettings(
-        join=args.join,
-        model=Path(os.path.abspath(locate_model(args.model))),
+        join=join,
+        model=Path(os.path.abspath(locate_model(model))),
         secret=read_secret(args.secret_file),
         threads=args.threads,
         rank=args.node_rank,
-        join_timeout=args.join_timeout,
+        join_timeout=join_timeout,
         worker_timeout=args.worker_timeout,
     )
     signal.signal(signal.SIGTERM, _stop)
