@@ -11,15 +11,14 @@ import os
 from pathlib import Path
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
+from orcaserve.cli.node_options import nodes_config, numbers
 from orcaserve.config import (
     DTYPES,
     KV_DTYPES,
-    MIN_SECRET,
     QUANTIZATIONS,
     EngineConfig,
     KVConfig,
     ModelConfig,
-    NodesConfig,
     ParallelConfig,
     SchedulerConfig,
 )
@@ -131,7 +130,7 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--layer-split",
-        type=layer_split,
+        type=numbers,
         metavar="N,N,...",
         help="layers of each stage, first to last, for example 8,7,8,7: fewer in the last one make up for its output "
         "head and sampling; default: as even as they come out",
@@ -151,78 +150,6 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         help="when the engine ends, write what each worker did when: a trace for ui.perfetto.dev or chrome://tracing, "
         "and beside it a picture (.svg) with each worker's idle share",
     )
-
-
-def add_node_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "several machines",
-        "The workers of -pp and -tp may run on several machines, each of which has the model's files. This one\n"
-        "waits for the others, on which `orcaserve worker --join HOST:PORT` runs (docs/distributed.md).",
-    )
-    group.add_argument(
-        "--nnodes", type=int, default=1, metavar="N", help="machines, this one included (default: %(default)s)"
-    )
-    group.add_argument(
-        "--listen-workers", "--master-addr", metavar="HOST:PORT", help="where the others join; they must reach it"
-    )
-    group.add_argument(
-        "--node-rank",
-        type=int,
-        default=0,
-        metavar="R",
-        help="0 serves; any other joins it at --master-addr, as `orcaserve worker` does (default: %(default)s)",
-    )
-    group.add_argument(
-        "--worker-counts",
-        type=layer_split,
-        metavar="N,N,...",
-        help="workers of each machine, this one first; dealt stage by stage; default: as even as they come out",
-    )
-    add_secret_argument(group)
-
-
-def add_secret_argument(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="FILE",
-        help="holds the secret that all machines share (16 characters or more, readable by its owner only); needed on "
-        "any address but loopback's; or ORCASERVE_SECRET in the environment",
-    )
-
-
-def read_secret(path: Path | None) -> str:
-    """From the file, or else from the environment; empty without either. Raises ConfigError."""
-    if path is None:
-        secret = os.environ.get("ORCASERVE_SECRET", "").strip()
-        if secret and len(secret) < MIN_SECRET:
-            raise ConfigError("ORCASERVE_SECRET", f"must hold at least {MIN_SECRET} characters")
-        return secret
-    try:
-        if path.stat().st_mode & 0o077:
-            raise ConfigError("--secret-file", f"{path} is open to other users: chmod 600 {path}")
-        secret = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise ConfigError("--secret-file", f"{path} cannot be read: {reason}") from error
-    if len(secret) < MIN_SECRET:
-        raise ConfigError("--secret-file", f"must hold at least {MIN_SECRET} characters")
-    return secret
-
-
-def _nodes_config(args: argparse.Namespace) -> NodesConfig:
-    if "nnodes" not in args:
-        return NodesConfig()
-    secret = read_secret(args.secret_file)
-    return NodesConfig(args.nnodes, args.listen_workers, args.worker_counts, secret)
-
-
-def layer_split(text: str) -> tuple[int, ...]:
-    """`8,7,8,7` -> (8, 7, 8, 7)."""
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 8,7,8,7") from error
 
 
 def _parallel_config(args: argparse.Namespace) -> ParallelConfig:
@@ -256,7 +183,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
         scheduler=SchedulerConfig(max_bs=args.max_num_seqs),
         parallel=_parallel_config(args),
-        nodes=_nodes_config(args),
+        nodes=nodes_config(args),
     )
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 
-from orcaserve.cli.options import add_model_arguments, add_node_arguments, engine_config
+from orcaserve.cli.node_options import add_node_arguments
+from orcaserve.cli.options import add_model_arguments, engine_config
 from orcaserve.config import ServingConfig
 from orcaserve.core.errors import ConfigError
 

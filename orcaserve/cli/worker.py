@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model
-from orcaserve.cli.options import add_secret_argument, read_secret
+from orcaserve.cli.node_options import add_secret_argument, read_secret
 from orcaserve.core.errors import ConfigError
 
 JOIN_TIMEOUT = 30.0  # s
