@@ -239,11 +239,11 @@ class WorkerGroup:
             if process.returncode is not None and process.returncode < 0:
                 name = signal.Signals(-process.returncode).name
                 return EngineError(f"worker {killed.name} (process {process.pid}{process.where}) was ended by {name}")
-        for sayer, error in self._said.items():
-            return error if not isinstance(error, EngineError) else EngineError(f"worker {sayer.name}: {error}")
         for node in self._machines.nodes:
             if node.gone:
                 return EngineError(f"the machine {node.name} is gone")
+        for sayer, error in self._said.items():
+            return error if not isinstance(error, EngineError) else EngineError(f"worker {sayer.name}: {error}")
         for silent in self._silent:
             worker, timeout = self._processes[silent], self._config.parallel.worker_timeout
             if worker.returncode is None:
