@@ -77,7 +77,7 @@ def read_secret(path: Path | None) -> str:
 
 def nodes_config(args: argparse.Namespace) -> NodesConfig:
     """Raises ConfigError. Verbs without these flags run on one machine."""
-    if "nnodes" not in args:
+    if "nnodes" not in args or (args.nnodes, args.listen_workers, args.worker_counts) == (1, None, None):
         return NodesConfig()
     secret = read_secret(args.secret_file)
     return NodesConfig(args.nnodes, args.listen_workers, args.worker_counts, secret)

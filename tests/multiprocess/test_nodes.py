@@ -84,7 +84,7 @@ def test_the_other_machine_dies_and_another_takes_its_place(pair: Pair, expected
     pair.node.end(signal.SIGKILL)
     assert not stream.done()
     pair.serve.says(r"the engine has failed: the machine .* \(127.0.0.1\) is gone")
-    pair.node = pair.join()
+    pair.node = pair.join(by_rank=True)
     assert stream.result(240) == expected[LONG["prompt"]]
 
 

@@ -75,9 +75,14 @@ class Pair:
         self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://server", timeout=240)
         self.node = self.join()
 
-    def join(self) -> Process:
-        flags = ("--worker-timeout", self._timeout, "-t", "1", "--join-timeout", "60")
-        return Process(self._inside[1], "worker", "--join", self._join, "--model", str(self._model), *flags)
+    def join(self, by_rank: bool = False) -> Process:
+        """Have the other machine join, in either spelling."""
+        flags = ("--worker-timeout", self._timeout, "-t", "1")
+        if by_rank:
+            all_have = ("-pp", "2", "--nnodes", "2", "--master-addr", self._join, "--node-rank", "1")
+            return Process(self._inside[1], "serve", str(self._model), *all_have, *flags)
+        own = ("--join", self._join, "--model", str(self._model), "--join-timeout", "60")
+        return Process(self._inside[1], "worker", *own, *flags)
 
     def body(self, **fields: Any) -> dict[str, Any]:
         return {"model": self._model.name, "temperature": 0, "ignore_eos": True, **fields}
