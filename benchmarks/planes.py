@@ -26,7 +26,9 @@ from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.core import Batch, BatchEntry, Phase
 from orcaserve.data_plane.protocol import Place
-from orcaserve.engine import worker_group
+from orcaserve.engine.machines import Machines
+from orcaserve.engine.worker_group import WorkerGroup
+from orcaserve.node import worker_process
 
 GOAL = 1e-3  # s, master -> last worker -> master at P = 2
 CUTS = ((2, 1), (4, 1), (1, 2), (2, 2))
@@ -40,7 +42,7 @@ def round_trips(cut: tuple[int, int], way: str, batch: int, rounds: int) -> list
     config = EngineConfig(ModelConfig(Path("none"), "none"), parallel=ParallelConfig(*cut))
     places = [Place(stage, shard, *cut) for stage in range(cut[0]) for shard in range(cut[1])]
     news: SimpleQueue[Any] = SimpleQueue()
-    group = worker_group.WorkerGroup(config, places, lambda place, message: news.put(message), news.put)
+    group = WorkerGroup(config, places, Machines(config), lambda place, message: news.put(message), news.put)
     try:
         group.load()
         group.start(16)
@@ -65,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="FILE")
     add_line_argument(parser)
     args = parser.parse_args(argv)
-    worker_group.WORKER_MODULE = "planes_worker"
+    worker_process.WORKER_MODULE = "planes_worker"
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     rows, goal = [], None

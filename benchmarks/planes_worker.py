@@ -18,7 +18,7 @@ from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.core import IterationResult
 from orcaserve.worker import process
-from orcaserve.worker.controller import RENDEZVOUS, WorkerController
+from orcaserve.worker.controller import WorkerController
 
 HIDDEN, LAYERS, SUMS = 576, 30, 2  # of the default model; sums over shards in a layer
 
@@ -31,15 +31,12 @@ class EmptyWorker(WorkerController):
         self._pending: deque[int] = deque()
         return SimpleNamespace(slot_bytes=1, expect=self._pending.append, spans=[])
 
-    def _join(self, n_slots: int) -> None:
-        if self._way == "control":
-            return
-        from orcaserve.data_plane.torch_distributed import TorchDataPlane
+    def _join(self, start: wire.Start) -> None:
+        if self._way != "control":
+            self._plane: Any = self._meet(start)
 
-        self._plane = TorchDataPlane(self._place, self._folder / RENDEZVOUS, 60)
-
-    def start(self, n_slots: int) -> None:
-        super().start(n_slots)
+    def start(self, start: wire.Start) -> None:
+        super().start(start)
         if self._way == "through":
             self._stream, self._next = self._next, None  # connected, and not used
             if self._place.stage:

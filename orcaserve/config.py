@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import re
 from dataclasses import asdict, dataclass, field
@@ -17,6 +18,7 @@ DTYPES: tuple[str, ...] = get_args(DType)
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
 DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
+MIN_SECRET = 16  # characters; a shorter one can be guessed
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
 MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
 PAGE_SIZE = 16  # slots the K/V manager hands out together
@@ -123,6 +125,54 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesConfig:
+    """The machines of an engine. This one is the first of them.
+
+    listen: HOST:PORT where the others join. counts: workers of each machine; None = as even as they come out.
+    secret: what all machines have in common; may be empty where only this machine can call.
+    """
+
+    n_nodes: int = 1
+    listen: str | None = None
+    counts: tuple[int, ...] | None = None
+    secret: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        _check_at_least("--nnodes", self.n_nodes, 1)
+        if self.secret and len(self.secret) < MIN_SECRET:
+            raise ConfigError("--secret-file", f"must hold at least {MIN_SECRET} characters")
+        if self.n_nodes > 1 and self.listen is None:
+            raise ConfigError("--listen-workers", "say where the other machines are to join: HOST:PORT")
+        if self.listen is not None:
+            check_open("--listen-workers", split_address("--listen-workers", self.listen)[0], self.secret)
+            if self.n_nodes == 1:
+                raise ConfigError("--nnodes", "say how many machines there are, this one included")
+        if self.counts is not None:
+            for count in self.counts:
+                _check_at_least("--worker-counts", count, 1)
+            if len(self.counts) != self.n_nodes:
+                raise ConfigError("--worker-counts", f"names {len(self.counts)} machines, --nnodes {self.n_nodes}")
+
+
+def split_address(name: str, address: str) -> tuple[str, int]:
+    """`10.0.0.1:7000`, `[fd00::1]:7000` -> host and port. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError(name, f"{address!r} is not HOST:PORT, such as 10.0.0.1:7000")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def check_open(name: str, host: str, secret: str) -> None:
+    """Raises ConfigError if others than this machine could call, and none would be asked for a secret."""
+    try:
+        inside = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        inside = host == "localhost"
+    if not inside and not secret:
+        raise ConfigError(name, f"{host} is open to other machines: give --secret-file or ORCASERVE_SECRET")
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs."""
 
@@ -130,16 +180,30 @@ class EngineConfig:
     kv: KVConfig = field(default_factory=KVConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    nodes: NodesConfig = field(default_factory=NodesConfig)
+
+    def __post_init__(self) -> None:
+        n_nodes, n_workers = self.nodes.n_nodes, self.parallel.n_workers
+        if n_nodes == 1:
+            return
+        if n_nodes > n_workers:
+            raise ConfigError("--nnodes", f"must be at most the {n_workers} workers that -pp and -tp make")
+        if self.nodes.counts is not None and sum(self.nodes.counts) != n_workers:
+            raise ConfigError("--worker-counts", f"must add up to the {n_workers} workers that -pp and -tp make")
+        if self.parallel.timeline is not None:
+            raise ConfigError("--timeline", "leave it out with --nnodes: the clocks of two machines differ")
+        if self.parallel.data_parallel_size > 1:
+            raise ConfigError("--data-parallel-size", "leave it out with --nnodes: replicas share one machine")
 
     def to_json(self) -> str:
-        """One line, for the engine process."""
+        """One line, for a child of this process: the secret is in it."""
         return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> EngineConfig:
         """What to_json wrote; checked again."""
         parts = json.loads(text)
-        model, parallel = parts["model"], parts["parallel"]
+        model, parallel, nodes = parts["model"], parts["parallel"], parts["nodes"]
         split, timeline = parallel["layer_split"], parallel["timeline"]
         return cls(
             ModelConfig(**{**model, "path": Path(model["path"])}),
@@ -152,6 +216,7 @@ class EngineConfig:
                     "timeline": None if timeline is None else Path(timeline),
                 }
             ),
+            NodesConfig(**{**nodes, "counts": None if nodes["counts"] is None else tuple(nodes["counts"])}),
         )
 
 

@@ -13,6 +13,7 @@ from orcaserve.version import __version__
 
 VERBS = {
     "serve": "serve a model over an OpenAI-compatible HTTP API",
+    "worker": "run a part of a model that another machine serves",
     "generate": "print the text a model continues a prompt with",
     "chat": "talk to a model in this terminal",
     "models": "list, fetch, find and convert models: models list|pull|path|convert",

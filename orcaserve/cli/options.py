@@ -11,6 +11,7 @@ import os
 from pathlib import Path
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
+from orcaserve.cli.node_options import nodes_config, numbers
 from orcaserve.config import (
     DTYPES,
     KV_DTYPES,
@@ -129,7 +130,7 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--layer-split",
-        type=layer_split,
+        type=numbers,
         metavar="N,N,...",
         help="layers of each stage, first to last, for example 8,7,8,7: fewer in the last one make up for its output "
         "head and sampling; default: as even as they come out",
@@ -149,14 +150,6 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         help="when the engine ends, write what each worker did when: a trace for ui.perfetto.dev or chrome://tracing, "
         "and beside it a picture (.svg) with each worker's idle share",
     )
-
-
-def layer_split(text: str) -> tuple[int, ...]:
-    """`8,7,8,7` -> (8, 7, 8, 7)."""
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers such as 8,7,8,7") from error
 
 
 def _parallel_config(args: argparse.Namespace) -> ParallelConfig:
@@ -190,6 +183,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
         scheduler=SchedulerConfig(max_bs=args.max_num_seqs),
         parallel=_parallel_config(args),
+        nodes=nodes_config(args),
     )
 
 

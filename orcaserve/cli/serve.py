@@ -6,6 +6,7 @@ import argparse
 import os
 from dataclasses import replace
 
+from orcaserve.cli.node_options import add_node_arguments
 from orcaserve.cli.options import add_model_arguments, engine_config
 from orcaserve.config import ServingConfig
 from orcaserve.core.errors import ConfigError
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tokens all running requests may need together, max_bs how many requests share one iteration."
     )
     add_model_arguments(parser, positional=True)
+    add_node_arguments(parser)
     group = parser.add_argument_group("HTTP")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument("--port", type=int, default=8000, help="port; 0 takes a free one (default: %(default)s)")
@@ -71,6 +73,12 @@ def run(args: argparse.Namespace) -> int:
         engine_timeout=args.engine_timeout,
         log_level=args.log_level,
     )
+    if args.node_rank:
+        from orcaserve.cli.worker import JOIN_TIMEOUT, run_node
+
+        if args.listen_workers is None:
+            raise ConfigError("--master-addr", "say where machine 0 is: HOST:PORT")
+        return run_node(args, args.listen_workers, args.model or args.model_flag, JOIN_TIMEOUT)
     config = engine_config(args)
     config = replace(config, parallel=replace(config.parallel, data_parallel_size=args.data_parallel_size))
     from orcaserve.serving.endpoint import run_endpoint

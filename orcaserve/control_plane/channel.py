@@ -1,8 +1,11 @@
-"""How the sides of the control plane talk: Unix sockets, and the options of their gRPC channels."""
+"""How the sides of the control plane talk: Unix sockets, TCP between machines, and the options of their channels."""
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
+
+import grpc
 
 from orcaserve.control_plane.codec import MAX_MESSAGE_BYTES
 
@@ -28,6 +31,13 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
+# Between machines: a connection may take several round trips to be made, and a second to be tried again.
+NETWORK_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 5000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
+
 
 def keepalive(timeout: float) -> list[tuple[str, int]]:
     """Options of a caller that takes a server for lost which answers no ping for `timeout` seconds."""
@@ -44,9 +54,35 @@ def keepalive(timeout: float) -> list[tuple[str, int]]:
     ]
 
 
-def target_of(socket: Path) -> str:
+def target_of(path: Path) -> str:
     """The gRPC name of a Unix socket."""
-    return f"unix:{socket}"
+    return f"unix:{path}"
+
+
+def tcp_target(host: str, port: int) -> str:
+    """The gRPC name of a TCP port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def channel_to(target: str, timeout: float) -> grpc.Channel:
+    """A channel whose server is taken for lost when it answers no ping for `timeout` seconds."""
+    network = [] if is_local(target) else NETWORK_OPTIONS
+    names = {name for name, _ in network}
+    options = [option for option in OPTIONS if option[0] not in names]
+    return grpc.insecure_channel(target, options=[*options, *network, *keepalive(timeout)])
+
+
+def own_address(host: str, port: int) -> str:
+    """The address by which this machine reaches that host, and so one by which it is reached. Raises OSError."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def is_local(target: str) -> bool:
+    """Whether it is a Unix socket, whose folder says who may call."""
+    return target.startswith("unix:")
 
 
 def worker_socket(folder: Path, name: str) -> Path:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 
 import grpc
 
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.control_plane.channel import OPTIONS, keepalive, target_of
+from orcaserve.control_plane.auth import Metadata, authenticate
+from orcaserve.control_plane.channel import channel_to, is_local
 from orcaserve.control_plane.worker_pb2_grpc import WorkerStub
 from orcaserve.core import EngineError
 
 START_PATIENCE = 30.0  # s for a worker to listen, at least; an interpreter may start slowly on a busy machine
+_SERVICE = "/orcaserve.v1.Worker/"
+CALL_TIMEOUT = 10.0  # s for a worker of another machine, which listens already, to answer the first call
+
+
+def _metadata(channel: grpc.Channel, target: str, secret: str, method: str) -> Metadata:
+    return () if is_local(target) else authenticate(channel, target, secret, _SERVICE + method, CALL_TIMEOUT)
 
 
 class WorkerLink:
@@ -26,27 +32,29 @@ class WorkerLink:
 
     def __init__(
         self,
-        socket: Path,
+        target: str,
+        secret: str,
         timeout: float,
         on_message: Callable[[wire.FromWorker], None],
         on_end: Callable[[str], None],
     ) -> None:
-        """The socket may not be there yet: it has START_PATIENCE to come, or `timeout` if that is longer.
-
-        timeout: seconds that a ping may stay without an answer, once there is somebody to ask.
+        """target: gRPC's name of the worker. A Unix socket may not be there yet: it has START_PATIENCE to come, or
+        `timeout` if that is longer. secret: asked for elsewhere. timeout: seconds that a ping may stay without an
+        answer, once there is somebody to ask. Raises as `authenticate`.
         """
         self._outbox: SimpleQueue[wire.ToWorker | None] = SimpleQueue()
         self._on_message, self._on_end = on_message, on_end
-        self._channel = grpc.insecure_channel(target_of(socket), options=[*OPTIONS, *keepalive(timeout)])
+        self._channel = channel_to(target, timeout)
         self._connected = grpc.channel_ready_future(self._channel)
         self._patience = max(timeout, START_PATIENCE)
+        metadata = _metadata(self._channel, target, secret, "Attach")
         stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
-        self._call = stub.Attach(iter(self._outbox.get, None), wait_for_ready=True)
+        self._call = stub.Attach(iter(self._outbox.get, None), wait_for_ready=True, metadata=metadata)
         self._reader = threading.Thread(target=self._read, name="control plane: read", daemon=True)
         self._reader.start()
 
-    def start(self, n_slots: int) -> None:
-        self._outbox.put(wire.ToWorker(start=wire.Start(n_slots=n_slots)))
+    def start(self, start: wire.Start) -> None:
+        self._outbox.put(wire.ToWorker(start=start))
 
     def send(self, iteration: wire.Iteration) -> None:
         """Returns at once."""
@@ -78,16 +86,17 @@ class WorkerLink:
 class NextStage:
     """A worker's stream to the same shard of the next stage. on_end: called once when it has ended."""
 
-    def __init__(self, socket: Path, timeout: float, on_end: Callable[[], None]) -> None:
+    def __init__(self, target: str, secret: str, timeout: float, on_end: Callable[[], None]) -> None:
         self._outbox: SimpleQueue[wire.Iteration | None] = SimpleQueue()
-        self._channel = grpc.insecure_channel(target_of(socket), options=[*OPTIONS, *keepalive(timeout)])
+        self._channel = channel_to(target, timeout)
         try:  # the next worker listens before it loads, so nothing is waited for but its interpreter
             grpc.channel_ready_future(self._channel).result(timeout)
         except grpc.FutureTimeoutError as error:
             self._channel.close()
             raise EngineError("the next stage cannot be reached") from error
+        metadata = _metadata(self._channel, target, secret, "Forward")
         stub = WorkerStub(self._channel)  # type: ignore[no-untyped-call]
-        self._call = stub.Forward.future(iter(self._outbox.get, None))
+        self._call = stub.Forward.future(iter(self._outbox.get, None), metadata=metadata)
         self._call.add_done_callback(lambda _: self._ended(on_end))
 
     def forward(self, iteration: wire.Iteration) -> None:

@@ -16,10 +16,14 @@ class ToWorker(_message.Message):
     def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
 
 class Start(_message.Message):
-    __slots__ = ("n_slots",)
+    __slots__ = ("n_slots", "next", "rendezvous")
     N_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    RENDEZVOUS_FIELD_NUMBER: _ClassVar[int]
     n_slots: int
-    def __init__(self, n_slots: _Optional[int] = ...) -> None: ...
+    next: str
+    rendezvous: str
+    def __init__(self, n_slots: _Optional[int] = ..., next: _Optional[str] = ..., rendezvous: _Optional[str] = ...) -> None: ...
 
 class Iteration(_message.Message):
     __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops")
@@ -74,12 +78,14 @@ class FromWorker(_message.Message):
     def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., heartbeat: _Optional[_Union[_engine_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
-    __slots__ = ("version", "slot_bytes")
+    __slots__ = ("version", "slot_bytes", "free_bytes")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SLOT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
     version: str
     slot_bytes: int
-    def __init__(self, version: _Optional[str] = ..., slot_bytes: _Optional[int] = ...) -> None: ...
+    free_bytes: int
+    def __init__(self, version: _Optional[str] = ..., slot_bytes: _Optional[int] = ..., free_bytes: _Optional[int] = ...) -> None: ...
 
 class Ready(_message.Message):
     __slots__ = ()

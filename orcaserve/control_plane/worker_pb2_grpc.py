@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class WorkerStub:
-    """Served by a worker process on a Unix socket that only its own user can reach.
+    """Served by a worker process on a Unix socket that only its own user can reach; on a machine other than the master's, at a
+    TCP port to callers that have the secret (nodes.proto).
     """
 
     def __init__(self, channel):
@@ -48,7 +49,8 @@ class WorkerStub:
 
 
 class WorkerServicer:
-    """Served by a worker process on a Unix socket that only its own user can reach.
+    """Served by a worker process on a Unix socket that only its own user can reach; on a machine other than the master's, at a
+    TCP port to callers that have the secret (nodes.proto).
     """
 
     def Attach(self, request_iterator, context):
@@ -88,7 +90,8 @@ def add_WorkerServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Worker:
-    """Served by a worker process on a Unix socket that only its own user can reach.
+    """Served by a worker process on a Unix socket that only its own user can reach; on a machine other than the master's, at a
+    TCP port to callers that have the secret (nodes.proto).
     """
 
     @staticmethod

@@ -6,14 +6,14 @@ import logging
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Protocol
 
 import grpc
 
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.control_plane.channel import SERVER_OPTIONS, target_of
+from orcaserve.control_plane.auth import Door
+from orcaserve.control_plane.channel import SERVER_OPTIONS
 from orcaserve.control_plane.health import health_handler
 from orcaserve.control_plane.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from orcaserve.core import EngineError
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class Controller(Protocol):
     """What the streams are joined to. Each of its calls comes on a thread of the control plane's."""
 
-    def start(self, n_slots: int) -> None: ...
+    def start(self, start: wire.Start) -> None: ...
 
     def take(self, iteration: wire.Iteration) -> None: ...
 
@@ -33,7 +33,7 @@ class Controller(Protocol):
 
 
 class WorkerServer(WorkerServicer):
-    """Serves one master and one earlier stage on a Unix socket, whose directory must be closed to other users.
+    """Serves one master and one earlier stage: on a Unix socket, whose directory is closed to other users, or on TCP.
 
         master -> Attach -> reader thread -> controller.start, controller.take     (first stage)
         stage before -> Forward -> its own thread -> controller.take               (every later stage)
@@ -42,27 +42,33 @@ class WorkerServer(WorkerServicer):
     Health: serving from open() on.
     """
 
-    def __init__(self, socket: Path, controller: Controller) -> None:
-        self._socket, self._controller = socket, controller
+    def __init__(self, target: str, controller: Controller, secret: str | None = None) -> None:
+        """target: gRPC's name of where to listen; port 0 is any. secret: what callers must have, if they are asked."""
+        self._target, self._controller = target, controller
+        door = None if secret is None else Door(secret)
         self._outbox: SimpleQueue[wire.FromWorker | None] = SimpleQueue()
         self._attached, self._forwarded = threading.Lock(), threading.Lock()
         self._has_master = threading.Event()
         self._open = False
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=4, thread_name_prefix="control plane"),
+            interceptors=[] if door is None else [door],
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=4,
         )
         add_WorkerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
+        if door is not None:
+            door.add_to(self._server)
         self._server.add_generic_rpc_handlers((health_handler(lambda: self._open),))
 
-    def start(self) -> None:
-        """Listen. Raises EngineError if the socket cannot be made."""
+    def start(self) -> int:
+        """Listen. Returns the port, if it has one. Raises EngineError if the socket cannot be made."""
         try:
-            self._server.add_insecure_port(target_of(self._socket))
+            port = self._server.add_insecure_port(self._target)
         except RuntimeError as error:
             raise EngineError("the worker's socket cannot be made") from error
         self._server.start()
+        return port
 
     def open(self) -> None:
         """The worker takes iterations from now on."""
@@ -112,7 +118,7 @@ class WorkerServer(WorkerServicer):
                 if message.HasField("iteration"):
                     self._controller.take(message.iteration)
                 elif message.HasField("start"):
-                    self._controller.start(message.start.n_slots)
+                    self._controller.start(message.start)
         except grpc.RpcError:
             pass  # it is gone: said below
         except Exception:

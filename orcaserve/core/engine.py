@@ -34,8 +34,11 @@ class Engine(Protocol):
     def close(self) -> None:
         """Stop after what is in flight; idempotent. Nothing is delivered afterwards."""
 
-    def kill(self) -> None:
-        """End other processes of the engine, whatever they do: this process is about to end. From any thread."""
+    def kill(self, for_good: bool = False) -> None:
+        """End other processes of the engine, whatever they do: this process is about to end. From any thread.
+
+        for_good: there will be no further engine.
+        """
 
 
 @dataclass(frozen=True, slots=True)

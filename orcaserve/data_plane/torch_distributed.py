@@ -1,4 +1,4 @@
-"""The data plane over torch.distributed: Gloo, between the CPUs of one machine.
+"""The data plane over torch.distributed: Gloo, between the CPUs of one machine or of several.
 
 Only point-to-point transfers are used. Gloo's own all-reduce adds up each piece of an array in another order, so that
 a row's sum would depend, by rounding, on where in a batch it stands; and for the small arrays of an iteration one
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,22 +46,46 @@ class _Receive:
         return self._buffer
 
 
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where workers of several machines find each other: a TCPStore, served by the first of them.
+
+    listener: there, the socket, which listens already at this address alone (torch's own would listen at all).
+    """
+
+    host: str
+    port: int
+    listener: int | None = None
+
+    def open(self, n_ranks: int, timeout: timedelta) -> Any:
+        serves = self.listener is not None
+        return dist.TCPStore(  # type: ignore[attr-defined]
+            self.host, self.port, n_ranks, serves, timeout, wait_for_workers=False, master_listen_fd=self.listener
+        )
+
+
 class TorchDataPlane:
     """A DataPlane. All workers must make theirs at about the same time: each waits for the others.
 
-    rendezvous: a file in a directory of our own, through which the workers find each other. Addresses are loopback's.
+    rendezvous: a file in a directory of our own, through which the workers find each other, or a store's address.
     join_timeout: seconds to wait for the others. Raises RuntimeError if they do not come.
+    address: of this machine, where the others connect; nothing listens at any other.
     """
 
-    def __init__(self, place: Place, rendezvous: Path, join_timeout: float) -> None:
+    def __init__(
+        self, place: Place, rendezvous: Path | StoreAddress, join_timeout: float, address: str = "127.0.0.1"
+    ) -> None:
         self._place = place
         gloo: Any = dist.ProcessGroupGloo
-        store = dist.FileStore(str(rendezvous), place.n_ranks)  # type: ignore[attr-defined]
+        if isinstance(rendezvous, StoreAddress):
+            self._store = rendezvous.open(place.n_ranks, timedelta(seconds=join_timeout))  # served while it is kept
+        else:
+            self._store = dist.FileStore(str(rendezvous), place.n_ranks)  # type: ignore[attr-defined]
         options = gloo._Options()
-        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        options._devices = [gloo.create_device(hostname=address)]
         options._timeout = timedelta(seconds=join_timeout)
         options._threads = 1
-        self._group = gloo(store, place.rank, place.n_ranks, options)
+        self._group = gloo(self._store, place.rank, place.n_ranks, options)
         self._group.set_timeout(_PATIENCE)
         self._sums: dict[int, _Receive] = {}  # expected by the next sum
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # under way, with what must live until it has left

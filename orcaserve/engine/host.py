@@ -108,9 +108,12 @@ class EngineHost:
         self._loop.stop()
         self._thread.join()
 
-    def kill(self) -> None:
-        """Leave nothing behind but this process, which is about to end: other processes of the engine are ended now."""
-        self._engine.kill()
+    def kill(self, for_good: bool = False) -> None:
+        """Leave nothing behind but this process, which is about to end: other processes of the engine are ended now.
+
+        for_good: no engine follows, so machines that joined need not wait for it.
+        """
+        self._engine.kill(for_good)
 
     def _check(self, request: Request) -> None:
         """What the endpoint has checked already, once more: nothing past this point may fail for a request's sake."""

@@ -53,7 +53,7 @@ class LocalEngine:
         self._over = True
         self._timeline.write()
 
-    def kill(self) -> None:
+    def kill(self, for_good: bool = False) -> None:
         self._timeline.write()  # all else ends with this process
 
     def _run(self, batch: Batch) -> None:

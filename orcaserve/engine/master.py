@@ -10,6 +10,7 @@ from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.core import Batch, EngineEvent, EngineFacts, EngineFailure, OrcaServeError
 from orcaserve.data_plane.protocol import Place
+from orcaserve.engine.machines import Machines
 from orcaserve.engine.timeline import Timeline
 from orcaserve.engine.worker_group import WorkerGroup
 from orcaserve.worker.facts import context_length, engine_facts, n_slots_for
@@ -24,10 +25,11 @@ class EngineMaster:
     facts: what the loaded model is.
     """
 
-    def __init__(self, config: EngineConfig, plan: Plan) -> None:
+    def __init__(self, config: EngineConfig, plan: Plan, machines: Machines) -> None:
         self.n_workers = config.parallel.pipeline_parallel_size
         self.facts: EngineFacts
-        self._group = WorkerGroup(config, plan.places, self._take, self._fail)
+        self._machines = machines
+        self._group = WorkerGroup(config, plan.places, machines, self._take, self._fail)
         self._timeline = Timeline([place.name for place in plan.places], config.parallel.timeline)
         self._deliver: Callable[[EngineEvent], None] | None = None
         self._state = threading.Condition()
@@ -37,20 +39,22 @@ class EngineMaster:
 
     @classmethod
     def load(cls, config: EngineConfig) -> EngineMaster:
-        """Start the workers and have them load their parts. They end with the thread that calls this: the main one.
+        """Wait for the other machines, start the workers and have them load their parts.
 
-        Raises ModelError; ConfigError if the model cannot be cut as asked for, before anything is started; EngineError
-        if a worker is lost.
+        The workers of this machine end with the thread that calls this: the main one. Raises ModelError; ConfigError if
+        the model cannot be cut as asked for, before anything is started; EngineError if a worker is lost.
         """
         plan = Plan.read(config)
         context_length(config, plan.spec)
-        master = cls(config, plan)
+        machines = Machines(config)
+        master = cls(config, plan, machines)
         try:
-            slot_bytes = master._group.load()
-            n_slots = n_slots_for(config, plan.spec, slot_bytes)
+            machines.gather()
+            loaded = master._group.load()
+            n_slots = min(n_slots_for(config, plan.spec, slot_bytes, free) for slot_bytes, free in loaded)
             master._group.start(n_slots)
-        except BaseException:
-            master._group.kill()
+        except BaseException as error:
+            master.kill(for_good=not isinstance(error, Exception))
             raise
         master.facts = engine_facts(config, plan.spec, n_slots)
         return master
@@ -71,12 +75,14 @@ class EngineMaster:
             self._state.wait_for(lambda: self._n_in_flight == 0 or self._failure is not None, CLOSE_PATIENCE)
             self._over = True
         self._group.close()
+        self._machines.close(goodbye=self._failure is None)  # after a failure another engine follows
         self._timeline.write()
 
-    def kill(self) -> None:
+    def kill(self, for_good: bool = False) -> None:
         with self._state:
             self._over = True
         self._group.kill()
+        self._machines.close(goodbye=for_good)
         self._timeline.write()
 
     def _take(self, place: Place, message: wire.FromWorker) -> None:

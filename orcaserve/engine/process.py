@@ -75,6 +75,7 @@ class _EngineProcess:
     def _serve(self, config: EngineConfig) -> None:
         server = EngineServer(self._socket, on_end=self._end.set)
         server.start()
+        told = False
         try:
             from orcaserve.engine.host import EngineHost  # late: the socket is there first
 
@@ -85,11 +86,14 @@ class _EngineProcess:
             self._remove_files()  # connected for good: nothing is left to be found, or to be left behind
             if die_with_parent(self._parent, signal.SIGKILL):
                 self._end.wait()
+        except _Stop:
+            told = True
+            raise
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # in the midst of its closing gRPC would be left half shut
             server.close()
             if self._host is not None:
-                self._host.kill()
+                self._host.kill(for_good=told)
 
     def _fail(self, server: EngineServer, message: str) -> None:
         self._exit_code = EXIT_FAILED

@@ -1,32 +1,32 @@
-"""WorkerGroup: the worker processes of one engine on this machine: started, watched and ended together."""
+"""WorkerGroup: the worker processes of one engine, wherever they are: started, watched and ended together."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.control_plane.channel import MAX_SOCKET_PATH, worker_socket
+from orcaserve.control_plane.channel import MAX_SOCKET_PATH, target_of, worker_socket
 from orcaserve.control_plane.worker_client import WorkerLink
 from orcaserve.core import ConfigError, EngineError, OrcaServeError
 from orcaserve.data_plane.protocol import Place
-from orcaserve.process import child_environment
+from orcaserve.engine.machines import Machines, RemoteWorker
+from orcaserve.engine.placement import deal
+from orcaserve.node.worker_process import WorkerProcess
 from orcaserve.version import __version__
 
-WORKER_MODULE = "orcaserve.worker.process"  # by name only: importing it would bring the kernels
 CHECKS = 8  # for heartbeats, in the time after which a worker is taken for lost
 END_GRACE = 1.0  # s that workers have to end by themselves
 _SETTLE = 0.2  # s; deaths come in a row, and the first news is not always of the first death
@@ -37,13 +37,14 @@ _log = logging.getLogger(__name__)
 class WorkerGroup:
     """One life of the worker processes.
 
-        group = WorkerGroup(config, places, on_message, on_loss)
-        slot_bytes = group.load()      # starts them; they load their parts
+        group = WorkerGroup(config, places, machines, on_message, on_loss)
+        loaded = group.load()          # starts them; they load their parts
         group.start(n_slots)           # they make their K/V regions and find each other
         group.send(iteration)          # to the first stage
         group.close()
 
-    They die with the thread that calls `load`, and with this process, which alone holds a pipe to each open.
+    Those of this machine die with the thread that calls `load`, and with this process, which alone holds a pipe to each
+    open; the others when their node hears that the engine has ended.
     on_message: results and spans, on threads of the control plane's. on_loss: called once, if a worker is lost after
     `start`, with an EngineError that says which and how; the others are of no use then.
     """
@@ -52,14 +53,16 @@ class WorkerGroup:
         self,
         config: EngineConfig,
         places: Sequence[Place],
+        machines: Machines,
         on_message: Callable[[Place, wire.FromWorker], None],
         on_loss: Callable[[OrcaServeError], None],
     ) -> None:
-        self._config, self._places = config, places
+        self._config, self._places, self._machines = config, places, machines
+        self._shares = deal(places, config.nodes)  # of the machines, this one first
         self._on_message, self._on_loss = on_message, on_loss
-        self._processes: dict[Place, subprocess.Popen[bytes]] = {}
+        self._processes: dict[Place, WorkerProcess | RemoteWorker] = {}
         self._links: dict[Place, WorkerLink] = {}
-        self._news: SimpleQueue[wire.FromWorker | None] = SimpleQueue()  # of loading; None: a worker is lost
+        self._news: SimpleQueue[tuple[Place, wire.FromWorker] | None] = SimpleQueue()  # of loading; None: a loss
         self._lock = threading.Lock()
         self._said: dict[Place, OrcaServeError] = {}  # what workers said of their own failures
         self._silent: list[Place] = []  # whose streams have ended, or who sent no heartbeat
@@ -70,30 +73,45 @@ class WorkerGroup:
         self._last_check = 0.0
         self._folder: Path | None = None
 
-    def load(self) -> int:
-        """Start the processes and wait until they have their weights: bytes of a slot, over all of them.
+    def load(self) -> list[tuple[int, int | None]]:
+        """Start the processes and wait until they have their weights.
+
+        Returns for each machine bytes of a slot over its workers, and of its free memory (None: this machine's).
 
         Raises what a worker raised (ModelError, ConfigError), or EngineError if one is lost.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the sockets in it are ours alone
         if len(os.fsencode(worker_socket(self._folder, "s999r999"))) > MAX_SOCKET_PATH:
             raise ConfigError("TMPDIR", f"its name is too long for a socket in it ({MAX_SOCKET_PATH} bytes in all)")
-        for place in self._places:
+        own, *others = self._shares
+        for node, share in zip(self._machines.nodes, others, strict=True):
+            self._machines.assign(node, share)
+        for place in own:
             self._launch(place, self._folder)
+        for node, share in zip(self._machines.nodes, others, strict=True):
+            self._processes |= self._machines.workers(node, share)
+            node.on_end = self._lose_at
+            node.on_loss = partial(self._lose, share[0])
+            if node.gone or node.codes:
+                self._lose(share[0])
         for place in self._places:
-            self._links[place] = self._attach(place, self._folder)
-        slot_bytes = 0
+            self._links[place] = self._attach(place)
+        loaded: dict[Place, wire.Loaded] = {}
         for _ in self._places:
-            loaded = self._await("loaded").loaded
-            if loaded.version != __version__:
-                raise EngineError(f"a worker is of version {loaded.version}, this engine of {__version__}")
-            slot_bytes += loaded.slot_bytes
-        return slot_bytes
+            place, message = self._await("loaded")
+            loaded[place] = message.loaded
+            if message.loaded.version != __version__:
+                raise EngineError(f"a worker is of version {message.loaded.version}, this engine of {__version__}")
+        slot_bytes = [sum(loaded[place].slot_bytes for place in share) for share in self._shares]
+        free_bytes = [None, *(min(loaded[place].free_bytes for place in share) for share in others)]
+        return list(zip(slot_bytes, free_bytes, strict=True))
 
     def start(self, n_slots: int) -> None:
         """Raises as `load`."""
-        for link in self._links.values():
-            link.start(n_slots)
+        for place, link in self._links.items():
+            after = replace(place, stage=place.stage + 1)
+            target = "" if place.last else self._target(after)
+            link.start(wire.Start(n_slots=n_slots, next=target, rendezvous=self._machines.rendezvous))
         for _ in self._places:
             self._await("ready")
         self._remove_folder()  # connected for good: nothing is left to be found, or to be left behind
@@ -120,8 +138,7 @@ class WorkerGroup:
             link.close()
         deadline = time.monotonic() + END_GRACE
         for process in self._processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(max(deadline - time.monotonic(), 0))
+            process.wait(max(deadline - time.monotonic(), 0))
         self.kill()
 
     def kill(self) -> None:
@@ -132,39 +149,36 @@ class WorkerGroup:
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
-            process.wait()
-            assert process.stdin is not None
-            with contextlib.suppress(OSError):
-                process.stdin.close()
+            process.reap()
         self._remove_folder()
 
     def _launch(self, place: Place, folder: Path) -> None:
-        command = [sys.executable, "-P", "-m", WORKER_MODULE, "--folder", str(folder)]
-        level = logging.getLevelName(_log.getEffectiveLevel()).lower()
-        process = subprocess.Popen(
-            [*command, "--place", f"{place.stage},{place.shard}", "--parent", str(os.getpid()), "--log-level", level],
-            stdin=subprocess.PIPE,
-            env=child_environment(),
-            start_new_session=True,  # Ctrl-C in a terminal reaches the endpoint only, which ends the rest in order
+        machines = self._machines
+        store = machines.store.fileno() if machines.store is not None and place.rank == 0 else None
+        self._processes[place] = WorkerProcess(
+            place, self._config, lambda: self._lose(place), folder, machines.address, store
         )
-        self._processes[place] = process
-        assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already: the watch says so
-            process.stdin.write(self._config.to_json().encode() + b"\n")
-            process.stdin.flush()
-        threading.Thread(target=self._watch, args=(place, process), name="worker watch", daemon=True).start()
+        if store is not None:
+            machines.hand_over_store()
 
-    def _attach(self, place: Place, folder: Path) -> WorkerLink:
+    def _target(self, place: Place) -> str:
+        worker = self._processes[place]
+        if isinstance(worker, RemoteWorker):
+            return worker.target
+        assert self._folder is not None
+        return target_of(worker_socket(self._folder, place.name))
+
+    def _attach(self, place: Place) -> WorkerLink:
         return WorkerLink(
-            worker_socket(folder, place.name),
+            self._target(place),
+            self._config.nodes.secret,
             self._config.parallel.worker_timeout,
             lambda message: self._take(place, message),
             lambda _: self._lose(place, silent=True),
         )
 
-    def _watch(self, place: Place, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
-        self._lose(place)
+    def _lose_at(self, position: tuple[int, int]) -> None:
+        self._lose(next(place for place in self._places if (place.stage, place.shard) == position))
 
     def _listen(self) -> None:
         """Until a worker has been silent for too long. Time in which this process did not run itself does not count."""
@@ -179,14 +193,15 @@ class WorkerGroup:
                     self._lose(place, silent=True)
                     return
 
-    def _await(self, kind: str) -> wire.FromWorker:
-        message = self._news.get()
-        if message is None:
+    def _await(self, kind: str) -> tuple[Place, wire.FromWorker]:
+        news = self._news.get()
+        if news is None:
             assert self._lost is not None
             raise self._lost
+        place, message = news
         if not message.HasField(kind):
             raise EngineError(f"a worker said {message.WhichOneof('kind')} instead of {kind}")
-        return message
+        return place, message
 
     def _take(self, place: Place, message: wire.FromWorker) -> None:
         self._heard[place] = time.monotonic()
@@ -196,7 +211,7 @@ class WorkerGroup:
         elif message.HasField("heartbeat"):
             pass
         elif message.HasField("loaded") or message.HasField("ready"):
-            self._news.put(message)
+            self._news.put((place, message))
         else:
             self._on_message(place, message)
 
@@ -223,16 +238,21 @@ class WorkerGroup:
         for killed, process in self._processes.items():
             if process.returncode is not None and process.returncode < 0:
                 name = signal.Signals(-process.returncode).name
-                return EngineError(f"worker {killed.name} (process {process.pid}) was ended by {name}")
-        for who, error in self._said.items():
-            return error if not isinstance(error, EngineError) else EngineError(f"worker {who.name}: {error}")
+                return EngineError(f"worker {killed.name} (process {process.pid}{process.where}) was ended by {name}")
+        for node in self._machines.nodes:
+            if node.gone:
+                return EngineError(f"the machine {node.name} is gone")
+        for sayer, error in self._said.items():
+            return error if not isinstance(error, EngineError) else EngineError(f"worker {sayer.name}: {error}")
         for silent in self._silent:
-            if self._processes[silent].returncode is None:
-                which = f"worker {silent.name} (process {self._processes[silent].pid})"
+            worker, timeout = self._processes[silent], self._config.parallel.worker_timeout
+            if worker.returncode is None:
+                who = f"worker {silent.name} (process {worker.pid}{worker.where})"
                 if not self._started:
-                    return EngineError(f"{which} does not answer")
-                return EngineError(f"{which} has not answered for {self._config.parallel.worker_timeout:g} s")
-        return EngineError(f"worker {place.name} ended with code {self._processes[place].returncode}")
+                    return EngineError(f"{who} does not answer")
+                return EngineError(f"{who} has not answered for {timeout:g} s")
+        ended = self._processes[place]
+        return EngineError(f"worker {place.name}{ended.where} ended with code {ended.returncode}")
 
     def _remove_folder(self) -> None:
         if self._folder is not None:

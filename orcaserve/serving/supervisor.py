@@ -148,9 +148,9 @@ class Supervisor:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        await self._process.stop()  # before its stream ends: only this order tells it that no engine follows
         if self._client is not None:
             await self._client.close()
-        await self._process.stop()
 
     async def _watch(self, client: EngineClient) -> None:
         """Wait for the engine's end and put another in its place, as long as the limit of restarts allows."""

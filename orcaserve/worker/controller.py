@@ -6,22 +6,24 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
-from orcaserve.config import EngineConfig
+from orcaserve.config import EngineConfig, split_address
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.control_plane.channel import worker_socket
+from orcaserve.control_plane.channel import target_of, tcp_target, worker_socket
 from orcaserve.control_plane.worker_client import NextStage
 from orcaserve.control_plane.worker_service import WorkerServer
 from orcaserve.core import Batch, EngineError, OrcaServeError
 from orcaserve.core.spans import FORWARD, IterationSpans, Span
-from orcaserve.data_plane.protocol import NeighbourLost, Place
+from orcaserve.data_plane.protocol import DataPlane, NeighbourLost, Place
 from orcaserve.version import __version__
 from orcaserve.worker.executor import DeviceExecutor
 from orcaserve.worker.facts import n_threads_for
 from orcaserve.worker.part_backend import PartBackend
 from orcaserve.worker.plan import Plan
+from orcaserve.worker.resources import available_memory
 from orcaserve.worker.worker import Worker
 
 JOIN_TIMEOUT = 60.0  # s for all workers to meet once their weights are loaded
@@ -30,6 +32,20 @@ BEATS = 4  # heartbeats in the time after which a worker is taken for lost
 RENDEZVOUS = "rendezvous"  # file in the workers' folder
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where a worker is to be found.
+
+    folder: of the sockets of all workers of the master's machine; None elsewhere: there it listens at `address`.
+    address: of this machine, for the data plane.
+    store: the socket at which this worker is to serve the data plane's meeting of several machines, if it is to.
+    """
+
+    folder: Path | None
+    address: str = "127.0.0.1"
+    store: int | None = None
 
 
 class WorkerController:
@@ -41,9 +57,12 @@ class WorkerController:
     exit_code: how it went, when `run` has returned.
     """
 
-    def __init__(self, config: EngineConfig, place: Place, folder: Path) -> None:
-        self._config, self._place, self._folder = config, place, folder
-        self._server = WorkerServer(worker_socket(folder, place.name), self)
+    def __init__(self, config: EngineConfig, place: Place, site: Site) -> None:
+        self._config, self._place, self._site = config, place, site
+        if site.folder is None:
+            self._server = WorkerServer(tcp_target(site.address, 0), self, config.nodes.secret)
+        else:
+            self._server = WorkerServer(target_of(worker_socket(site.folder, place.name)), self)
         self._executor = DeviceExecutor(f"worker {place.name}")
         self._next: NextStage | None = None
         self._answers = place.last and place.shard == 0
@@ -51,12 +70,17 @@ class WorkerController:
         self._joined, self._over = threading.Event(), threading.Event()
         self.exit_code = 0
 
-    def run(self, on_joined: Callable[[], None]) -> None:
-        """Listen, load, and serve until it is over. on_joined: called here when all workers have found each other."""
+    def run(self, on_listening: Callable[[int], None], on_joined: Callable[[], None]) -> None:
+        """Listen, load, and serve until it is over. on_joined: called here when all workers have found each other.
+
+        on_listening: called first, with the port, if it is one.
+        """
         try:
-            self._server.start()
+            on_listening(self._server.start())
             self._backend = self._executor.call(self._load)
-            loaded = wire.Loaded(version=__version__, slot_bytes=self._backend.slot_bytes)
+            loaded = wire.Loaded(
+                version=__version__, slot_bytes=self._backend.slot_bytes, free_bytes=available_memory()
+            )
             self._server.send(wire.FromWorker(loaded=loaded))
         except Exception as error:
             self._fail(error, "loading failed")
@@ -66,17 +90,14 @@ class WorkerController:
             self._server.send(codec.encode_heartbeat())
         self._server.close(attach_grace=JOIN_TIMEOUT if self.exit_code else 0.0)
 
-    def start(self, n_slots: int) -> None:
+    def start(self, start: wire.Start) -> None:
         """Make the K/V region, join the other workers. On a thread of the control plane."""
         try:
-            self._executor.call(lambda: self._join(n_slots))
+            self._executor.call(lambda: self._join(start))
             if not self._place.last:
-                place = self._place
-                name = Place(place.stage + 1, place.shard, place.n_stages, place.n_shards).name
                 timeout = 2 * self._config.parallel.worker_timeout  # the master is to find out first
-                self._next = NextStage(
-                    worker_socket(self._folder, name), timeout, lambda: self.lose("the stage after it")
-                )
+                secret = self._config.nodes.secret
+                self._next = NextStage(start.next, secret, timeout, lambda: self.lose("the stage after it"))
         except Exception as error:
             self._fail(error, "joining the other workers failed")
             return
@@ -111,11 +132,19 @@ class WorkerController:
         part = Plan.read(config).part(self._place)
         return PartBackend(config, part, n_threads_for(config))
 
-    def _join(self, n_slots: int) -> None:
-        from orcaserve.data_plane.torch_distributed import TorchDataPlane  # late: only here is torch needed
+    def _join(self, start: wire.Start) -> None:
+        self._worker = Worker.over(self._backend, self._config, start.n_slots)
+        self._backend.join(self._meet(start))
 
-        self._worker = Worker.over(self._backend, self._config, n_slots)
-        self._backend.join(TorchDataPlane(self._place, self._folder / RENDEZVOUS, JOIN_TIMEOUT))
+    def _meet(self, start: wire.Start) -> DataPlane:
+        from orcaserve.data_plane.torch_distributed import StoreAddress, TorchDataPlane  # late: it brings torch
+
+        site = self._site
+        if start.rendezvous:
+            host, port = split_address("rendezvous", start.rendezvous)
+            return TorchDataPlane(self._place, StoreAddress(host, port, site.store), JOIN_TIMEOUT, site.address)
+        assert site.folder is not None, "elsewhere there is a store"
+        return TorchDataPlane(self._place, site.folder / RENDEZVOUS, JOIN_TIMEOUT)
 
     def _run(self, batch: Batch, forwarded: Span) -> None:
         """On the device executor's thread."""

@@ -17,14 +17,15 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     return wanted or trained
 
 
-def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int) -> int:
-    """Size of the K/V region, once all weights are loaded. slot_bytes: over all workers of this machine.
+def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int, free_bytes: int | None = None) -> int:
+    """Size of the K/V region, once all weights are loaded. slot_bytes: over all workers of a machine.
+    free_bytes: of its memory; None: of this machine.
 
     Raises ConfigError if it does not fit.
     """
     most_useful = config.scheduler.max_bs * context_length(config, spec)
-    n_replicas = config.parallel.data_parallel_size
-    return choose_n_slots(config.kv, slot_bytes, available_memory(), most_useful, n_replicas)
+    free = available_memory() if free_bytes is None else free_bytes
+    return choose_n_slots(config.kv, slot_bytes, free, most_useful, config.parallel.data_parallel_size)
 
 
 def n_threads_for(config: EngineConfig) -> int:

@@ -1,8 +1,10 @@
 """A worker process: `python -m orcaserve.worker.process --folder DIR --place STAGE,SHARD --parent PID`.
 
-Its parent, the engine master, writes one line of JSON, the EngineConfig, to its standard input and keeps that pipe
-open: the end of it means that the parent is gone. What goes wrong is said on the control plane; logs go to standard
-error.
+On another machine than the master's there is no folder: it listens at --address, and prints the port.
+
+Its parent, the engine master or the node (orcaserve.node), writes one line of JSON, the EngineConfig, to its standard
+input and keeps that pipe open: the end of it means that the parent is gone. What goes wrong is said on the control
+plane; logs go to standard error.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from orcaserve.config import EngineConfig
 from orcaserve.control_plane.channel import worker_socket
 from orcaserve.data_plane.protocol import Place
 from orcaserve.process import SWITCH_INTERVAL, die_with_parent, name_process
-from orcaserve.worker.controller import RENDEZVOUS, WorkerController
+from orcaserve.worker.controller import RENDEZVOUS, Site, WorkerController
 
 
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(prog="python -m orcaserve.worker.process", description="Started by the engine.")
-    parser.add_argument("--folder", type=Path, required=True, help="where all workers' sockets are")
+    parser.add_argument("--folder", type=Path, help="where the sockets of the master's machine are")
+    parser.add_argument("--address", default="127.0.0.1", help="of this machine, for the data plane")
+    parser.add_argument("--store", type=int, help="file descriptor: listens for the data plane's meeting")
     parser.add_argument("--place", required=True, help="STAGE,SHARD, counted from 0")
     parser.add_argument("--parent", type=int, required=True, help="process id of the engine")
     parser.add_argument("--log-level", default="info")
@@ -46,10 +50,21 @@ def main() -> NoReturn:
     parallel = config.parallel
     place = Place(stage, shard, parallel.pipeline_parallel_size, parallel.tensor_parallel_size)
     signal.signal(signal.SIGTERM, lambda *_: _abandon(options.folder, place))
-    controller = WorkerController(config, place, options.folder)
+    controller = WorkerController(config, place, Site(options.folder, options.address, options.store))
     threading.Thread(target=_watch_parent, args=(options.folder, place), name="parent", daemon=True).start()
-    controller.run(lambda: _joined(options.parent))
+    on_listening = _print_port if options.folder is None else _say_nothing
+    controller.run(on_listening, lambda: _joined(options.parent))
     _leave(controller.exit_code)
+
+
+def _print_port(port: int) -> None:
+    """For the node, which tells the master. Whatever else is printed goes where logs go."""
+    os.write(1, f"{port}\n".encode())
+    os.dup2(2, 1)
+
+
+def _say_nothing(port: int) -> None:
+    """The master knows the socket."""
 
 
 def _joined(parent: int) -> None:
@@ -59,16 +74,18 @@ def _joined(parent: int) -> None:
         _leave(0)
 
 
-def _watch_parent(folder: Path, place: Place) -> None:
+def _watch_parent(folder: Path | None, place: Place) -> None:
     """Wait for the end of the parent's pipe, then end at once."""
     while os.read(0, 4096):
         pass
     _abandon(folder, place)
 
 
-def _abandon(folder: Path, place: Place) -> NoReturn:
+def _abandon(folder: Path | None, place: Place) -> NoReturn:
     """The engine is gone: end, and remove this worker's socket, the rendezvous, and the folder if this is the last."""
     with contextlib.suppress(OSError):
+        if folder is None:
+            _leave(0)
         worker_socket(folder, place.name).unlink(missing_ok=True)
         (folder / RENDEZVOUS).unlink(missing_ok=True)
         folder.rmdir()
