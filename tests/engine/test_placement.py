@@ -48,6 +48,12 @@ def test_what_makes_no_sense(nodes: tuple[int, str | None, tuple[int, ...] | Non
         EngineConfig(ModelConfig(odd_model, "m"), parallel=ParallelConfig(2), nodes=NodesConfig(*nodes))
 
 
+def test_replicas_share_one_machine(odd_model) -> None:
+    parallel, nodes = ParallelConfig(2, data_parallel_size=2), NodesConfig(2, "127.0.0.1:7000")
+    with pytest.raises(ConfigError, match="^--data-parallel-size: .*--nnodes"):
+        EngineConfig(ModelConfig(odd_model, "m"), parallel=parallel, nodes=nodes)
+
+
 def test_settings_travel_and_the_secret_is_not_printed(odd_model) -> None:
     nodes = NodesConfig(2, "10.0.0.1:7000", (1, 1), SECRET)
     config = EngineConfig(ModelConfig(odd_model, "m"), parallel=ParallelConfig(2), nodes=nodes)
