@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -61,18 +62,27 @@ class Process:
         return code
 
 
+def _free_port(host: str) -> int:
+    """Of this machine's; a namespace of our own has all of them."""
+    if not host.startswith("127."):
+        return 7761
+    with socket.socket() as one:
+        one.bind((host, 0))
+        return one.getsockname()[1]
+
+
 class Pair:
     """A server whose second stage runs on another machine."""
 
     def __init__(self, model: Path, host: str, inside: tuple[tuple[str, ...], tuple[str, ...]], timeout: str) -> None:
         self._model, self._inside, self._timeout = model, inside, timeout
         self.folder = Path(tempfile.mkdtemp())
-        socket, self._join = self.folder / "http", f"{host}:7761"
-        flags = ("--worker-timeout", timeout, "--engine-timeout", "60", "--uds", str(socket), *FLOATS)
+        path, self._join = self.folder / "http", f"{host}:{_free_port(host)}"
+        flags = ("--worker-timeout", timeout, "--engine-timeout", "60", "--uds", str(path), *FLOATS)
         self.serve = Process(
             inside[0], "serve", str(model), "-pp", "2", "--nnodes", "2", "--listen-workers", self._join, *flags
         )
-        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://server", timeout=240)
+        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server", timeout=240)
         self.node = self.join()
 
     def join(self, by_rank: bool = False) -> Process:
