@@ -50,7 +50,7 @@ def test_what_makes_no_sense(nodes: tuple[int, str | None, tuple[int, ...] | Non
 
 def test_replicas_share_one_machine(odd_model) -> None:
     parallel, nodes = ParallelConfig(2, data_parallel_size=2), NodesConfig(2, "127.0.0.1:7000")
-    with pytest.raises(ConfigError, match="^--data-parallel-size: .*--nnodes"):
+    with pytest.raises(ConfigError, match=r"^--data-parallel-size: .*--nnodes"):
         EngineConfig(ModelConfig(odd_model, "m"), parallel=parallel, nodes=nodes)
 
 
