@@ -82,6 +82,7 @@ class FakeProcess:
         if not self._killed:
             self._killed = True
             if self._server is not None:
+                self._host._report = lambda report: None  # one that was killed says nothing more
                 self._server._server.stop(0)
                 await asyncio.to_thread(self._host.close)
             self._directory.cleanup()

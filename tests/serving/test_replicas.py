@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig, ServingConfig
 from orcaserve.core import EngineError, Progress
-from orcaserve.core.errors import ENGINE_LOST
+from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST
 from orcaserve.serving import supervisor as module
 from orcaserve.serving.replicas import Load, Replicas, engines_for, least_loaded
 from orcaserve.serving.supervisor import Supervisor
@@ -96,13 +96,13 @@ class TestOverEngines:
             await processes.started[1].kill()
             await until(lambda: not r.replicas[1].present)
             late = [r.submit(request(10 + i)) for i in range(2)]
-            assert [each.n_open for each in r.replicas] == [4, 2] and r.present
+            assert set(r.replicas[0]._ongoing.ids) >= {10, 11} and r.present
             processes.load_error = None
             news = [await read(stream) for stream in (*streams, *late)]
             assert news.pop(1)[-1].token == 152
             for each in news:
                 assert_whole(each)
-            assert restarts == [1] and len(processes.started) > 2
+            await until(lambda: restarts == [1])
 
     async def test_with_no_replica_present_requests_wait(self, processes: type[FakeProcess]) -> None:
         async with replicated(2) as r:
@@ -129,7 +129,8 @@ class TestOverEngines:
             news = [await read(stream) for stream in (streams[1], streams[3])]
             assert news[0][-1].token == 152
             assert_whole(news[1])
-            assert r.replicas[1].closed.is_set() and not r.closed.is_set() and r.present
+            await until(r.replicas[1].closed.is_set)
+            assert not r.closed.is_set() and r.present
             assert_whole(await read(r.submit(request(9))))
 
     async def test_the_end_of_the_last_is_the_end_of_all(
@@ -144,7 +145,8 @@ class TestOverEngines:
             async with asyncio.timeout(20):
                 await r.closed.wait()
             for stream in streams:
-                assert (await read(stream))[-1].error == ENGINE_LOST
+                # One that had gone to the other before that died too was in two crashes.
+                assert (await read(stream))[-1].error in (ENGINE_LOST, CRASHED_TWICE)
             assert "the last one" in str(r.reason)
             with pytest.raises(EngineError):
                 r.submit(request(9))
