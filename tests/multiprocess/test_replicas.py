@@ -53,7 +53,7 @@ def texts(serve: Serve, while_running: Callable[[], None] = lambda: None) -> lis
     drawn = {"temperature": 1.1, "presence_penalty": 0.4, "repetition_penalty": 1.1}
     with ThreadPoolExecutor(N_REQUESTS) as pool:
         running = [
-            pool.submit(serve.stream, f"{i} " * (i + 1), max_tokens=700, **(drawn | {"seed": i} if i % 2 else {}))
+            pool.submit(serve.stream, f"{i} " * (i + 1), max_tokens=2000, **(drawn | {"seed": i} if i % 2 else {}))
             for i in range(N_REQUESTS)
         ]
         while_running()
@@ -81,7 +81,7 @@ def test_requests_are_spread_and_none_is_lost_with_a_replica(
         def look() -> None:
             def spread() -> bool:
                 seen.append(of_replicas(serve, "orcaserve_replica_requests"))
-                return seen[-1] == [N_REQUESTS / 2] * 2
+                return len(seen[-1]) == 2 and min(seen[-1]) >= 2  # they need not be there all at the same time
 
             assert within(20, spread), seen
 
