@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import TypeVar
 
 import numpy as np
@@ -21,10 +22,17 @@ T = TypeVar("T")
 def on_all(n_stages: int, n_shards: int, folder: Path, work: Callable[[Place, TorchDataPlane], T]) -> list[T]:
     places = [Place(stage, shard, n_stages, n_shards) for stage in range(n_stages) for shard in range(n_shards)]
 
+    over = Barrier(len(places))
+
     def run(place: Place) -> T:
         plane = TorchDataPlane(place, folder / "rendezvous", 30)
         try:
-            return work(place, plane)
+            result = work(place, plane)
+            over.wait(30)  # what was sent may still be under way, and ends with the one who sent it
+            return result
+        except BaseException:
+            over.abort()
+            raise
         finally:
             plane.close()
 
