@@ -65,6 +65,44 @@ inline void store_sums(const Runs& runs, Number* out) {
   _tile_stored(2, out + 2 * kSide, kRow);
 }
 
+// Adds the products of a panel's 16 rows of weights from w on with rows of bfloat16 that were cut into kParts parts, a
+// part_bytes apart, a row's beginning stride bytes behind the last one's; a: the first run of rows, b: the second, if there
+// are two. Spelled out, since the instructions take the numbers of their tiles as they are written.
+constexpr int kParts = 3;
+
+template <bool TWO>
+inline void add_parts(const uint8_t* w, const void* a, [[maybe_unused]] const void* b, int64_t part_bytes, int64_t stride) {
+  const auto* first = static_cast<const uint8_t*>(a);
+  [[maybe_unused]] const auto* second = static_cast<const uint8_t*>(b);
+  _tile_loadd(7, w, kWeightRow);
+  for (int part = 0; part < kParts; ++part) {
+    _tile_loadd(6, first + part * part_bytes, stride);
+    _tile_dpbf16ps(0, 6, 7);
+    if constexpr (TWO) {
+      _tile_loadd(6, second + part * part_bytes, stride);
+      _tile_dpbf16ps(3, 6, 7);
+    }
+  }
+  _tile_loadd(7, w + kTileBytes, kWeightRow);
+  for (int part = 0; part < kParts; ++part) {
+    _tile_loadd(6, first + part * part_bytes, stride);
+    _tile_dpbf16ps(1, 6, 7);
+    if constexpr (TWO) {
+      _tile_loadd(6, second + part * part_bytes, stride);
+      _tile_dpbf16ps(4, 6, 7);
+    }
+  }
+  _tile_loadd(7, w + 2 * kTileBytes, kWeightRow);
+  for (int part = 0; part < kParts; ++part) {
+    _tile_loadd(6, first + part * part_bytes, stride);
+    _tile_dpbf16ps(2, 6, 7);
+    if constexpr (TWO) {
+      _tile_loadd(6, second + part * part_bytes, stride);
+      _tile_dpbf16ps(5, 6, 7);
+    }
+  }
+}
+
 // What is to be fetched while tiles are multiplied, in `n_steps` steps.
 struct Ahead {
   const uint8_t* next;

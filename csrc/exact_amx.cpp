@@ -15,10 +15,8 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-constexpr int kParts = 3;
 constexpr int kInputs = kSide;                  // of a tile
 constexpr int kChunkFloats = kParts * kInputs;  // of a row in Operand::exact: [kParts][kInputs] pairs
-constexpr int64_t kPairRow = kPanel * 4;        // bytes of an input's weights
 
 inline UIntVec upper_half(Vec x) { return (UIntVec)x & 0xffff0000u; }
 
@@ -32,38 +30,6 @@ void cut_weights(const Float16* weights, int n, uint32_t* to) {
   for (int i = n * kPanel; i < kInputs * kPanel; i += kLanes) {
     const UIntVec none{};
     __builtin_memcpy(to + i, &none, sizeof none);
-  }
-}
-
-// Spelled out, since the instructions take the numbers of their tiles as they are written.
-template <bool TWO>
-void add_chunk(const uint8_t* w, const float* a, [[maybe_unused]] const float* b, int64_t stride) {
-  _tile_loadd(7, w, kPairRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kInputs, stride);
-    _tile_dpbf16ps(0, 6, 7);
-    if constexpr (TWO) {
-      _tile_loadd(6, b + part * kInputs, stride);
-      _tile_dpbf16ps(3, 6, 7);
-    }
-  }
-  _tile_loadd(7, w + kTileBytes, kPairRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kInputs, stride);
-    _tile_dpbf16ps(1, 6, 7);
-    if constexpr (TWO) {
-      _tile_loadd(6, b + part * kInputs, stride);
-      _tile_dpbf16ps(4, 6, 7);
-    }
-  }
-  _tile_loadd(7, w + 2 * kTileBytes, kPairRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kInputs, stride);
-    _tile_dpbf16ps(2, 6, 7);
-    if constexpr (TWO) {
-      _tile_loadd(6, b + part * kInputs, stride);
-      _tile_dpbf16ps(5, 6, 7);
-    }
   }
 }
 
@@ -102,8 +68,9 @@ void multiply_exact(const Matrix& w, int panel, const Operand& x, int row, int n
     cut_weights(w.exact_weights + (int64_t{panel} * w.n_exact + from) * kPanel, n, pairs);
     settle(pairs);
     const auto* weights = reinterpret_cast<const uint8_t*>(pairs);
-    runs.two ? add_chunk<true>(weights, rows, rows + int64_t{runs.second} * floats, stride)
-             : add_chunk<false>(weights, rows, nullptr, stride);
+    constexpr int64_t kPart = kInputs * sizeof(float);
+    runs.two ? add_parts<true>(weights, rows, rows + int64_t{runs.second} * floats, kPart, stride)
+             : add_parts<false>(weights, rows, nullptr, kPart, stride);
   }
   store_sums(runs, out);
   settle(out);

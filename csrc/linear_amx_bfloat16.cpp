@@ -17,7 +17,6 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-constexpr int kParts = 3;
 constexpr int kStep = 32;    // inputs of a tile
 constexpr int kChunk = 128;  // inputs whose activations are cut at a time: they stay in the first level of the cache
 
@@ -60,40 +59,6 @@ void cut_row(const float* x, int n, Cut& cut, int row) {
   }
 }
 
-// Adds the products of kStep inputs; a: the cut activations of the first run of rows, b: of the second, if there are two.
-// Spelled out, since the instructions take the numbers of their tiles as they are written.
-template <bool TWO>
-void add_step(const uint8_t* w, const BFloat16* a, [[maybe_unused]] const BFloat16* b) {
-  constexpr int kPart = kTileRows * kChunk;
-  _tile_loadd(7, w, kWeightRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kPart, kCutRow);
-    _tile_dpbf16ps(0, 6, 7);
-    if constexpr (TWO) {
-      _tile_loadd(6, b + part * kPart, kCutRow);
-      _tile_dpbf16ps(3, 6, 7);
-    }
-  }
-  _tile_loadd(7, w + kTileBytes, kWeightRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kPart, kCutRow);
-    _tile_dpbf16ps(1, 6, 7);
-    if constexpr (TWO) {
-      _tile_loadd(6, b + part * kPart, kCutRow);
-      _tile_dpbf16ps(4, 6, 7);
-    }
-  }
-  _tile_loadd(7, w + 2 * kTileBytes, kWeightRow);
-  for (int part = 0; part < kParts; ++part) {
-    _tile_loadd(6, a + part * kPart, kCutRow);
-    _tile_dpbf16ps(2, 6, 7);
-    if constexpr (TWO) {
-      _tile_loadd(6, b + part * kPart, kCutRow);
-      _tile_dpbf16ps(5, 6, 7);
-    }
-  }
-}
-
 // The panel's last rows, fewer than a tile has, with zeros behind them: `to` holds a whole tile.
 const uint8_t* filled_up(const uint8_t* w, int n_rows, uint8_t* to) {
   __builtin_memset(to, 0, kSide * kWeightRow);
@@ -125,7 +90,8 @@ void multiply_bfloat16_amx(const Matrix& w, int panel, const Operand& x, int row
       settle(last);
       const BFloat16* a = cut.parts[0][0] + i;
       const BFloat16* b = cut.parts[0][runs.second] + i;
-      runs.two ? add_step<true>(tile, a, b) : add_step<false>(tile, a, b);
+      constexpr int64_t kPart = sizeof cut.parts[0];
+      runs.two ? add_parts<true>(tile, a, b, kPart, kCutRow) : add_parts<false>(tile, a, b, kPart, kCutRow);
     }
   }
   store_sums(runs, out);
