@@ -44,9 +44,7 @@ class Overcommit(EvenBatches):
             batch.append(request)
         return Selection(batch, Stop.NOBODY_WAITS, 0, preempted)
 
-    def _make_room(
-        self, request: Request, pool: RequestPool, ledger: SlotLedger, preempted: list[Request]
-    ) -> bool:
+    def _make_room(self, request: Request, pool: RequestPool, ledger: SlotLedger, preempted: list[Request]) -> bool:
         """A slot for the request's next token, from the latest if need be. False: it lost its own, or must wait."""
         while not ledger.has_room(request.id):
             if ledger.fits(1):
