@@ -18,6 +18,7 @@ VERBS = {
     "chat": "talk to a model in this terminal",
     "models": "list, fetch, find and convert models: models list|pull|path|convert",
     "bench": "measure this machine with a model: bench throughput|latency|startup",
+    "reproduce": "the evaluation of the Orca paper: figures, tables, and a report",
     "doctor": "facts about this machine and installation, for a bug report",
 }
 
