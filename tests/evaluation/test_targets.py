@@ -45,7 +45,7 @@ def test_targets(text: str, target: Target) -> None:
     ],
 )
 def test_what_cannot_be_parsed(text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match="^--target: ") as refusal:
+    with pytest.raises(ConfigError, match=r"^--target: ") as refusal:
         parse_target(text)
     assert says in str(refusal.value) and len(str(refusal.value).splitlines()) == 1
 

@@ -112,7 +112,6 @@ def test_stretched_times_stay_in_order(times: list[float], rate: float) -> None:
 
 @given(st.integers(1, 50), st.floats(1e-3, 1e3), st.floats(0.01, 100), st.integers())
 def test_drawn_times_are_in_order(n: int, rate: float, burstiness: float, seed: int) -> None:
-    import random
 
     times = drawn_times(n, rate, burstiness, random.Random(seed))
     assert len(times) == n and times[0] == 0 and times == sorted(times)
