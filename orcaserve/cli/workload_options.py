@@ -21,11 +21,13 @@ def add_workload_arguments(parser: argparse.ArgumentParser, *, n: int, rates: bo
     """n: requests unless --n says otherwise. rates: with --rate; a verb that tries many rates has none."""
     group = parser.add_argument_group("workload", GROUP)
     group.add_argument("--workload", default="paper", metavar="NAME", help=f"{FORMS} (default: %(default)s)")
-    group.add_argument("--n", type=_count, default=n, metavar="N", help="requests (default: %(default)s); of a trace: "
-                       "so many consecutive ones, from a place that the seed draws")  # fmt: skip
+    group.add_argument("--n", "--num-prompts", type=_count, default=n, metavar="N",
+                       help="requests; of a trace: so many consecutive ones, from a place that the seed draws "
+                       "(default: %(default)s)")  # fmt: skip
     if rates:
-        group.add_argument("--rate", type=_positive, metavar="R", help="requests a second, the mean; the times of a "
-                           "trace are stretched to it (default: a trace's own; else all come at once)")  # fmt: skip
+        group.add_argument("--rate", "--request-rate", type=_positive, metavar="R",
+                           help="requests a second, the mean; the times of a trace are stretched to it (default: a "
+                           "trace's own; else all come at once)")  # fmt: skip
     group.add_argument("--burstiness", type=_positive, metavar="B", help="draw arrival times with Gamma gaps of this "
                        "shape: 1 is Poisson, less comes in bunches, more is even (default: a trace's own times, "
                        "else 1)")  # fmt: skip
