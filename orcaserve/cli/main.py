@@ -18,6 +18,7 @@ VERBS = {
     "chat": "talk to a model in this terminal",
     "models": "list, fetch, find and convert models: models list|pull|path|convert",
     "bench": "measure this machine with a model, or any server: bench throughput|latency|startup|serve",
+    "profile": "measure what iterations cost on this machine, for simulations and plans",
     "doctor": "facts about this machine and installation, for a bug report",
 }
 

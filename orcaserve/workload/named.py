@@ -11,6 +11,7 @@ from typing import Protocol
 from orcaserve.core.errors import ConfigError
 from orcaserve.workload.arrival import Arrival
 from orcaserve.workload.arrival_times import drawn_times, mean_rate, scaled_times
+from orcaserve.workload.paper import INPUT_TOKENS, OUTPUT_TOKENS
 from orcaserve.workload.recorded import BUNDLED, MOST_TOKENS, read_trace
 from orcaserve.workload.shape import UNCHANGED, Shape
 
@@ -30,12 +31,12 @@ class Source(Protocol):
 
 
 class Paper:
-    """The paper's trace: input tokens U(32, 512), output tokens U(1, 128), both ends included."""
+    """The sizes of the paper's trace."""
 
     timed = False
 
     def draw(self, n: int, rng: random.Random) -> Sequence[Arrival]:
-        return [Arrival(0.0, rng.randint(32, 512), rng.randint(1, 128)) for _ in range(n)]
+        return [Arrival(0.0, rng.randint(*INPUT_TOKENS), rng.randint(*OUTPUT_TOKENS)) for _ in range(n)]
 
 
 @dataclass(frozen=True, slots=True)
