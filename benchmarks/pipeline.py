@@ -48,7 +48,7 @@ WAYS = (
 
 def measure(way: Way, batch: int, gen: int, rounds: int, picture: Path | None) -> tuple[float, dict[str, float]]:
     """Tokens per second, the median of all rounds, and every worker's idle share."""
-    host.EvenBatches = way.policy  # type: ignore[assignment,misc]
+    host.make_policy = lambda name, settings: way.policy(settings.n_workers)
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder, "run.json")
         config = EngineConfig(

@@ -14,9 +14,15 @@ from orcaserve.core.errors import ConfigError
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["auto", "none", "int8", "int4"]
 KVDType = Literal["auto", "float32", "bfloat16", "int8"]
+PolicyName = Literal[
+    "iteration-level", "request-level", "cellular", "orca-max", "orca-pow2", "orca-oracle", "overcommit"
+]
+FirstIteration = Literal["shortest", "whole"]
 DTYPES: tuple[str, ...] = get_args(DType)
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
+POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
+FIRST_ITERATIONS: tuple[str, ...] = get_args(FirstIteration)
 DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 MIN_SECRET = 16  # characters; a shorter one can be guessed
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
@@ -75,12 +81,30 @@ class KVConfig:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """Quantities of Algorithm 1 that a user sets. n_slots comes from the K/V region, n_workers from the engine."""
+    """Quantities of Algorithm 1 that a user sets. n_slots comes from the K/V region, n_workers from the engine.
+
+    policy: who chooses the next batch: docs/scheduling.md.
+    microbatch_size, first_iteration: of request-level alone. None: a batch is not cut, and begins as FasterTransformer
+    has it begin.
+    """
 
     max_bs: int = 64
+    policy: PolicyName = "iteration-level"
+    microbatch_size: int | None = None
+    first_iteration: FirstIteration | None = None
 
     def __post_init__(self) -> None:
         _check_at_least("--max-num-seqs", self.max_bs, 1)
+        _check_choice("--scheduling-policy", self.policy, POLICY_NAMES)
+        if self.first_iteration is not None:
+            _check_choice("--first-iteration", self.first_iteration, FIRST_ITERATIONS)
+        for name, value in (("--microbatch-size", self.microbatch_size), ("--first-iteration", self.first_iteration)):
+            if value is not None and self.policy != "request-level":
+                raise ConfigError(name, f"means something for request-level only, not for {self.policy}")
+        if self.microbatch_size is not None:
+            _check_at_least("--microbatch-size", self.microbatch_size, 1)
+            if self.microbatch_size > self.max_bs:
+                raise ConfigError("--microbatch-size", f"must be at most --max-num-seqs, {self.max_bs}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +208,10 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         n_nodes, n_workers = self.nodes.n_nodes, self.parallel.n_workers
+        stages, scheduler = self.parallel.pipeline_parallel_size, self.scheduler
+        if scheduler.policy == "request-level" and stages > 1 and scheduler.microbatch_size is None:
+            text = f"request-level needs it with {stages} stages: without microbatches they would take turns"
+            raise ConfigError("--microbatch-size", text)
         if n_nodes == 1:
             return
         if n_nodes > n_workers:

@@ -29,6 +29,7 @@ from orcaserve.config import (
     KVDType,
     ModelConfig,
     ParallelConfig,
+    PolicyName,
     Quantization,
     SchedulerConfig,
 )
@@ -92,6 +93,7 @@ class LLM:
     dtype, quantization, kv_cache_dtype: how weights and K/V are held; `auto` never makes a full-precision file coarser.
     device: cpu; cuda, cuda:N; or reference, the readable PyTorch path on the CPU.
     max_num_seqs: the paper's max_bs; n_slots / kv_cache_memory_bytes: size of the K/V region.
+    scheduling_policy: who chooses the next batch; microbatch_size: of request-level alone (docs/scheduling.md).
     pipeline_parallel_size, tensor_parallel_size, layer_split: cut the model over processes, which end with the thread
     that made this object.
     Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
@@ -107,6 +109,8 @@ class LLM:
         device: str = "cpu",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
+        scheduling_policy: PolicyName = "iteration-level",
+        microbatch_size: int | None = None,
         n_slots: int | None = None,
         kv_cache_memory_bytes: int | None = None,
         threads: int | None = None,
@@ -120,7 +124,7 @@ class LLM:
             EngineConfig(
                 ModelConfig(path, model_name(name), dtype, quantization, device, max_model_len, threads),
                 KVConfig(n_slots, kv_cache_memory_bytes, kv_cache_dtype),
-                SchedulerConfig(max_num_seqs),
+                SchedulerConfig(max_num_seqs, scheduling_policy, microbatch_size),
                 ParallelConfig(
                     pipeline_parallel_size, tensor_parallel_size, None if layer_split is None else tuple(layer_split)
                 ),

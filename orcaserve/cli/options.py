@@ -14,7 +14,9 @@ from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
 from orcaserve.cli.node_options import nodes_config, numbers
 from orcaserve.config import (
     DTYPES,
+    FIRST_ITERATIONS,
     KV_DTYPES,
+    POLICY_NAMES,
     QUANTIZATIONS,
     EngineConfig,
     KVConfig,
@@ -101,7 +103,34 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
         metavar="N",
         help="CPU threads of each worker; default: the cores this process may use, divided among the workers",
     )
+    _add_scheduling_arguments(parser)
     _add_parallel_arguments(parser)
+
+
+def _add_scheduling_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "scheduling", "Who chooses the next batch. All but the first are what others do, to compare with."
+    )
+    group.add_argument(
+        "--scheduling-policy",
+        choices=POLICY_NAMES,
+        default=POLICY_NAMES[0],
+        help="iteration-level: first come, first served, anew each iteration; request-level: whole batches, answered "
+        "when all of it has ended; cellular: equal lengths only; orca-max, orca-pow2, orca-oracle: iteration-level "
+        "with other reservations; overcommit: no reservation, preempts when memory runs out (default: %(default)s)",
+    )
+    group.add_argument(
+        "--microbatch-size",
+        type=int,
+        metavar="N",
+        help="request-level: requests of a batch that run together, so that every stage has some (default: all)",
+    )
+    group.add_argument(
+        "--first-iteration",
+        choices=FIRST_ITERATIONS,
+        help="request-level: shortest: the batch begins with as many tokens of each prompt as the shortest has, and "
+        "feeds the rest one by one, as FasterTransformer does; whole: every prompt at once (default: shortest)",
+    )
 
 
 def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +210,12 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             threads=args.threads,
         ),
         kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
-        scheduler=SchedulerConfig(max_bs=args.max_num_seqs),
+        scheduler=SchedulerConfig(
+            max_bs=args.max_num_seqs,
+            policy=args.scheduling_policy,
+            microbatch_size=args.microbatch_size,
+            first_iteration=args.first_iteration,
+        ),
         parallel=_parallel_config(args),
         nodes=nodes_config(args),
     )

@@ -35,6 +35,8 @@ def encode_iteration(batch: Batch) -> wire.Iteration:
                 seed=entry.seed,
                 n_output=entry.n_output,
             )
+        elif entry.n_to_come:
+            message.pieces.add(row=row, n_to_come=entry.n_to_come)
     return message
 
 
@@ -42,6 +44,7 @@ def decode_iteration(message: wire.Iteration) -> Batch:
     """Raises ValueError if the columns disagree, InvalidRequest if sampling settings are wrong."""
     tokens, at = list(message.tokens), 0
     admissions = {admission.row: admission for admission in message.admissions}
+    pieces = {piece.row: piece.n_to_come for piece in message.pieces}
     entries = []
     columns = zip(message.request_ids, message.lengths, message.positions, strict=True)
     for row, (request_id, length, position) in enumerate(columns):
@@ -50,16 +53,21 @@ def decode_iteration(message: wire.Iteration) -> Batch:
         if length == 0 or len(own) != length:
             raise ValueError(f"iteration {message.number}: row {row} has other tokens than its length says")
         admission = admissions.pop(row, None)
-        if admission is None:
+        if row in pieces:
+            n_to_come = pieces.pop(row)
+            if admission is not None or n_to_come == 0:
+                raise ValueError(f"iteration {message.number}: row {row} is a last piece and is not")
+            entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, n_to_come=n_to_come))
+        elif admission is None:
             entries.append(BatchEntry(request_id, Phase.INCREMENT, own, position))
         else:
-            if admission.n_output >= length:
+            if admission.n_output >= position + length:
                 raise ValueError(f"iteration {message.number}: row {row} has no prompt")
             params, stop_ids = decode_sampling(admission.sampling), frozenset(admission.stop_ids)
             settings = params, stop_ids, admission.seed, admission.n_output
             entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, *settings))
-    if at != len(tokens) or admissions or not entries:
-        raise ValueError(f"iteration {message.number}: there are tokens or admissions of no row")
+    if at != len(tokens) or admissions or pieces or not entries:
+        raise ValueError(f"iteration {message.number}: there are tokens, admissions or pieces of no row")
     return Batch(message.number, tuple(entries), tuple(message.drops))
 
 

@@ -26,7 +26,7 @@ class Start(_message.Message):
     def __init__(self, n_slots: _Optional[int] = ..., next: _Optional[str] = ..., rendezvous: _Optional[str] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops")
+    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Iteration(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
     DROPS_FIELD_NUMBER: _ClassVar[int]
+    PIECES_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -41,7 +42,16 @@ class Iteration(_message.Message):
     tokens: _containers.RepeatedScalarFieldContainer[int]
     admissions: _containers.RepeatedCompositeFieldContainer[Admission]
     drops: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ...) -> None: ...
+    pieces: _containers.RepeatedCompositeFieldContainer[Piece]
+    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ...) -> None: ...
+
+class Piece(_message.Message):
+    __slots__ = ("row", "n_to_come")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    N_TO_COME_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    n_to_come: int
+    def __init__(self, row: _Optional[int] = ..., n_to_come: _Optional[int] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("row", "sampling", "stop_ids", "seed", "n_output")

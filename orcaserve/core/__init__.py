@@ -1,7 +1,7 @@
 """The vocabulary every other part speaks. Standard library only."""
 
 from orcaserve.core.admission import check_request, fan_out
-from orcaserve.core.batch import Batch, BatchEntry, IterationResult, Progress
+from orcaserve.core.batch import Batch, BatchEntry, IterationResult
 from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
 from orcaserve.core.errors import (
     CannotFit,
@@ -14,7 +14,7 @@ from orcaserve.core.errors import (
     OrcaServeError,
     UnsupportedModel,
 )
-from orcaserve.core.request import FinishReason, Phase, Request, RequestState
+from orcaserve.core.request import FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
 
 __all__ = [

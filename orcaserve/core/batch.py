@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from orcaserve.core.request import FinishReason, Phase
+from orcaserve.core.request import Phase
 from orcaserve.core.sampling_params import SamplingParams
 
 
@@ -17,10 +17,14 @@ from orcaserve.core.sampling_params import SamplingParams
 class BatchEntry:
     """One request's part of an iteration.
 
-    tokens: the input tokens of this iteration: the whole prompt, or the newest token.
+    tokens: the input tokens of this iteration: the whole prompt or a piece of it, or the newest token.
     position: token index of tokens[0] = number of tokens whose K/V the request already has.
-    params, stop_ids, seed: sent with the initiation only; the worker keeps them until the request is dropped.
-    n_output: how many tokens of an initiation, at its end, an engine that is gone has put out. Their K/V is made anew.
+    params, stop_ids, seed: sent with the last piece of the initiation; the worker keeps them until the request is
+    dropped.
+    n_output: how many tokens of an initiation, at its end, were put out before, by an engine that is gone or before the
+    request was preempted. Their K/V is made anew. Told with the last piece.
+    n_to_come: input tokens of the initiation that later iterations bring. Until then no token is chosen: that of the
+    result means nothing.
     """
 
     request_id: int
@@ -31,10 +35,12 @@ class BatchEntry:
     stop_ids: frozenset[int] = frozenset()
     seed: int = 0
     n_output: int = 0
+    n_to_come: int = 0
 
     def __post_init__(self) -> None:
-        assert (self.params is not None) == (self.phase is Phase.INITIATION)
-        assert len(self.tokens) > self.n_output
+        assert (self.params is not None) == (self.phase is Phase.INITIATION and not self.n_to_come)
+        n = len(self.tokens)
+        assert n and self.position + n > self.n_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +71,3 @@ class IterationResult:
     tokens: Sequence[int]
     failures: Mapping[int, str] = field(default_factory=dict)
     seconds: float = 0.0
-
-
-@dataclass(slots=True)
-class Progress:
-    """News of one request: a token, its end, or both.
-
-    token: the new token, or None if it ended without one (cancelled, refused, engine lost).
-    error: text for finish_reason ERROR, fit to show to a client.
-    """
-
-    request_id: int
-    token: int | None
-    finish_reason: FinishReason | None = None
-    error: str | None = None

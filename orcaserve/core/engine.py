@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orcaserve.core.batch import Batch, IterationResult, Progress
+from orcaserve.core.batch import Batch, IterationResult
+from orcaserve.core.request import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,8 @@ class EngineStatus:
     batch_initiations: int = 0
     iteration_seconds: float = 0.0
     scheduler_seconds: float = 0.0
+    n_preempted: int = 0  # times that a request lost its K/V to an earlier one
+    n_recomputed: int = 0  # tokens whose K/V was made once more for that
 
 
 @dataclass(frozen=True, slots=True)

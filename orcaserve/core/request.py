@@ -19,8 +19,9 @@ class Phase(Enum):
 class RequestState(Enum):
     """The states of Algorithm 1, and the one after it."""
 
-    INITIATION = "initiation"  # waits for its first batch; nothing reserved
+    INITIATION = "initiation"  # waits for its first batch, or to start anew; nothing reserved
     RUNNING = "running"  # in a batch that is in flight
+    FEEDING = "feeding"  # its initiation comes in pieces: has K/V of some of its input, waits for its next batch
     INCREMENT = "increment"  # has K/V, waits for its next batch
     FINISHED = "finished"  # reported; no longer in the pool
 
@@ -32,10 +33,24 @@ class FinishReason(Enum):
     ERROR = "error"  # the request, or the engine under it, failed
 
 
+@dataclass(slots=True)
+class Progress:
+    """News of one request: a token, its end, or both.
+
+    token: the new token, or None if it ended without one (cancelled, refused, engine lost).
+    error: text for finish_reason ERROR, fit to show to a client.
+    """
+
+    request_id: int
+    token: int | None
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """One live request. The scheduler changes `output`, `state`, `cancelled` (of the endpoint's own copy the supervisor
-    does); nobody else.
+    does) and `ending`; nobody else.
 
     input_ids: the prompt, at least one token id.
     stop_ids: ids that end the request when generated (empty if it ignores them).
@@ -43,6 +58,7 @@ class Request:
     arrival: seconds on the loop's clock; set when the scheduler adds it.
     output: tokens it was given so far. Those it is made with were put out by an engine that is gone: it goes on from
     there, and n_carried says how many they are.
+    ending: its last news, while a policy holds them back and has the request computed on.
     """
 
     id: int
@@ -54,6 +70,7 @@ class Request:
     output: list[int] = field(default_factory=list)
     state: RequestState = RequestState.INITIATION
     cancelled: bool = False
+    ending: Progress | None = None
     n_carried: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,13 +88,8 @@ class Request:
 
     @property
     def n_iterations(self) -> int:
-        """Iterations it has run on this engine: one per token generated there."""
+        """Iterations that have given it a token on this engine."""
         return len(self.output) - self.n_carried
-
-    @property
-    def phase(self) -> Phase:
-        """The phase of the iteration it is in or needs next."""
-        return Phase.INCREMENT if self.n_iterations else Phase.INITIATION
 
     def finish_reason_after(self, token: int) -> FinishReason | None:
         """Why the request ends once `token` is its newest output, or None. Call after appending the token."""

@@ -6,8 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from orcaserve.config import EngineConfig
+from orcaserve.config import EngineConfig, SchedulerConfig
 from orcaserve.core import (
+    ConfigError,
     Engine,
     EngineError,
     EngineFacts,
@@ -17,12 +18,13 @@ from orcaserve.core import (
     IterationReport,
     Progress,
     Request,
+    SamplingParams,
 )
 from orcaserve.core.admission import check_output, check_request
 from orcaserve.engine.local import WORKER, LocalEngine
 from orcaserve.engine.master import EngineMaster
 from orcaserve.scheduler.loop import IterationLoop
-from orcaserve.scheduler.policies import EvenBatches
+from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
 from orcaserve.scheduler.scheduler import Scheduler
 from orcaserve.worker.executor import DeviceExecutor
 
@@ -45,13 +47,15 @@ class EngineHost:
         page_size: int,
         report: Report,
         on_failure: Callable[[str], None] = lambda message: None,
+        settings: SchedulerConfig | None = None,
     ) -> None:
+        """Raises ConfigError if the policy could run nothing at all."""
+        policy = _policy(settings or SchedulerConfig(), facts)
         self.facts = facts
         self._engine = engine
         self._report = report
         self._on_failure = on_failure
         self._status = EngineStatus()
-        policy = EvenBatches(engine.n_workers)
         scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy)
         self._loop = IterationLoop(scheduler, engine, self._publish)
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
@@ -68,7 +72,7 @@ class EngineHost:
         """
         if config.parallel.n_workers > 1:
             master = EngineMaster.load(config)
-            return cls(master, master.facts, config.kv.page_size, report, on_failure)
+            return cls._over(master, master.facts, config, report, on_failure)
         from orcaserve.worker.worker import Worker  # late: the engine's socket is there while it is imported
 
         executor = DeviceExecutor(f"worker {WORKER}")
@@ -78,7 +82,17 @@ class EngineHost:
             executor.close()
             raise
         engine = LocalEngine(worker, executor, config.parallel.timeline)
-        return cls(engine, worker.facts, config.kv.page_size, report, on_failure)
+        return cls._over(engine, worker.facts, config, report, on_failure)
+
+    @classmethod
+    def _over(
+        cls, engine: Engine, facts: EngineFacts, config: EngineConfig, report: Report, on_failure: Callable[[str], None]
+    ) -> EngineHost:
+        try:
+            return cls(engine, facts, config.kv.page_size, report, on_failure, config.scheduler)
+        except ConfigError:
+            engine.close()
+            raise
 
     def submit(self, requests: Sequence[Request]) -> None:
         """Hand over new requests, in order of arrival; one that the model cannot run is refused by itself.
@@ -132,3 +146,19 @@ class EngineHost:
         except EngineError as error:
             _log.error("the engine has failed: %s", error)
             self._on_failure(str(error))
+
+
+def _policy(settings: SchedulerConfig, facts: EngineFacts) -> SchedulingPolicy:
+    """Raises ConfigError if it would refuse even the smallest request."""
+    shortest_first = settings.first_iteration != "whole"
+    policy = make_policy(
+        settings.policy, PolicySettings(facts.n_workers, facts.context_length, settings.microbatch_size, shortest_first)
+    )
+    n_least = policy.most(Request(0, [0], SamplingParams(max_tokens=1)))
+    if n_least > facts.n_slots:
+        raise ConfigError(
+            "--scheduling-policy",
+            f"{settings.policy} reserves {n_least} slots for each request and there are {facts.n_slots}: "
+            "give more --n-slots, or a smaller --max-model-len",
+        )
+    return policy

@@ -139,8 +139,8 @@ class IterationLoop:
                     except (CannotFit, ValueError) as refusal:
                         self._news.append(Progress(request.id, None, FinishReason.ERROR, str(refusal)))
             case _Cancels(request_ids):
-                ended = map(self._scheduler.cancel, request_ids)
-                self._news += [progress for progress in ended if progress is not None]
+                for request_id in request_ids:
+                    self._news += self._scheduler.cancel(request_id)
             case EngineFailure():
                 raise EngineError(message.message)
 

@@ -27,9 +27,13 @@ class Scheduler:
 
                   next_batch                 complete
       INITIATION ------------> RUNNING ---------------------> FINISHED
-                                 ^  | complete                   ^
-                      next_batch |  v                            | cancel (INITIATION too)
-                               INCREMENT ------------------------+
+          ^                      ^  | complete                   ^
+          |           next_batch |  v                            | cancel (INITIATION too)
+          +-------------------- INCREMENT -----------------------+
+            preempted           (FEEDING)
+
+    FEEDING: as INCREMENT, but the policy has fed a part of the initiation's input only. A policy may hold back all news
+    until a whole batch has ended: then who ended stays where it was, with its `ending` set, until it is released.
 
     n_slots: size of the K/V region in tokens; max_bs: most requests of a batch; n_workers: most batches in flight;
     page_size: slots that the K/V manager hands out together, to which reservations are rounded up.
@@ -53,6 +57,7 @@ class Scheduler:
         self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
+        self._n_preempted = self._n_recomputed = 0
 
     @property
     def n_scheduled(self) -> int:
@@ -68,7 +73,7 @@ class Scheduler:
         assert request.state is RequestState.INITIATION and not request.cancelled
         if request.id in self._pool:
             raise ValueError(f"request {request.id} is already in the pool")
-        n = self._policy.reservation(request)
+        n = self._policy.most(request)
         if not self._ledger.could_ever_fit(n):
             raise CannotFit(
                 "max_tokens",
@@ -78,57 +83,60 @@ class Scheduler:
         request.arrival = now
         self._pool.add(request)
 
-    def cancel(self, request_id: int) -> Progress | None:
-        """End a request early: at once if it is not running, else when its batch returns (None, reported by complete).
+    def cancel(self, request_id: int) -> list[Progress]:
+        """End a request early: at once if it is not running, else when its batch returns (reported by complete).
 
-        None also for an id that is not live: a cancel may cross the request's own end on its way.
+        Nothing for an id that is not live: a cancel may cross the request's own end on its way.
         """
         request = self._pool.get(request_id)
-        if request is None:
-            return None
+        if request is None or request.ending is not None:
+            return []
         request.cancelled = True
-        return None if request.state is RequestState.RUNNING else self._end(request, FinishReason.CANCELLED)
+        if request.state is RequestState.RUNNING:
+            return []
+        news = self._end(request, FinishReason.CANCELLED)
+        return [news] if request.ending is None else self._release()
 
     def next_batch(self) -> Batch | None:
         """The next iteration's batch; its requests are now RUNNING. None: n_workers in flight, or nobody can run."""
         if self.n_scheduled == self.n_workers:
             return None
-        chosen = self._policy.select(self._pool, self._ledger, self.max_bs)
-        if not chosen:
+        selection = self._policy.select(self._pool, self._ledger, self.max_bs)
+        for request in selection.preempted:
+            self._preempt(request)
+        if not selection.requests:
             return None
         self._n_batches += 1
-        batch = Batch(self._n_batches, tuple(map(self._entry, chosen)), tuple(self._drops))
+        batch = Batch(self._n_batches, tuple(map(self._entry, selection.requests)), tuple(self._drops))
         self._drops.clear()
-        for request in chosen:
+        for request in selection.requests:
             request.state = RequestState.RUNNING
         self._in_flight.append(batch)
         return batch
 
     def complete(self, result: IterationResult) -> list[Progress]:
-        """Take back the oldest batch: one Progress for each of its requests, in the batch's order.
+        """Take back the oldest batch: the news of its requests, in the batch's order.
 
         Slots of those that end are free when this returns; their ids travel at the head of the next batch, so that
         workers drop old K/V before its new owner writes. Raises EngineError if the result is not the oldest batch's.
         """
         batch = self._take_oldest(result)
-        progress = []
+        failures, news = result.failures, []
         for entry, token in zip(batch.entries, result.tokens, strict=True):
             request = self._pool[entry.request_id]
             self._ledger.fill(request.id, len(entry.tokens))
-            error = result.failures.get(request.id)
+            request.state = RequestState.FEEDING if entry.n_to_come else RequestState.INCREMENT
+            if request.ending is not None:
+                continue
             if request.cancelled:
-                progress.append(self._end(request, FinishReason.CANCELLED))
-            elif error is not None:
-                progress.append(self._end(request, FinishReason.ERROR, error=error))
-            else:
+                news.append(self._end(request, FinishReason.CANCELLED))
+            elif request.id in failures:
+                news.append(self._end(request, FinishReason.ERROR, error=failures[request.id]))
+            elif not entry.n_to_come:
                 request.output.append(token)
                 reason = request.finish_reason_after(token)
-                if reason is not None:
-                    progress.append(self._end(request, reason, token=token))
-                else:
-                    request.state = RequestState.INCREMENT
-                    progress.append(Progress(request.id, token))
-        return progress
+                news.append(Progress(request.id, token) if reason is None else self._end(request, reason, token))
+        return self._release() if self._policy.holds_back else news
 
     def abort(self, message: str | None) -> list[Progress]:
         """The engine and all K/V in it are gone: every live request ends, nothing stays reserved or in flight.
@@ -136,14 +144,18 @@ class Scheduler:
         message: why, fit to show to a client: they end with ERROR. None: nothing went wrong, they end CANCELLED.
         Results that arrive later are refused by `complete`.
         """
-        progress = []
+        news = []
         for request in list(self._pool):
+            if request.ending is not None:
+                news += self._dismiss(request)
+                continue
             error = None if request.cancelled else message
             reason = FinishReason.CANCELLED if error is None else FinishReason.ERROR
-            progress.append(self._end(request, reason, error=error))
+            self._leave(request)
+            news.append(Progress(request.id, None, reason, error))
         self._in_flight.clear()
         self._drops.clear()
-        return progress
+        return news
 
     def status(self, iteration_seconds: float = 0.0, scheduler_seconds: float = 0.0) -> EngineStatus:
         """Counters as of now; `iteration` and what follows from it describe the last batch that returned.
@@ -163,6 +175,8 @@ class Scheduler:
             batch_initiations=[entry.phase for entry in entries].count(Phase.INITIATION),
             iteration_seconds=iteration_seconds,
             scheduler_seconds=scheduler_seconds,
+            n_preempted=self._n_preempted,
+            n_recomputed=self._n_recomputed,
         )
 
     def check_invariants(self) -> None:
@@ -175,7 +189,8 @@ class Scheduler:
         for request in self._pool:
             assert request.state is not RequestState.FINISHED
             assert (request.id in self._ledger) == (request.state is not RequestState.INITIATION)
-            assert request.state is RequestState.RUNNING or not request.cancelled
+            assert request.state is RequestState.RUNNING or request.ending or not request.cancelled
+            assert request.ending is None or self._policy.holds_back
             admitted += request.id in self._ledger
         assert admitted == len(self._ledger), "slots are reserved for a request that is gone"
         assert not any(request_id in self._ledger for request_id in self._drops)
@@ -184,11 +199,27 @@ class Scheduler:
 
     def _entry(self, request: Request) -> BatchEntry:
         """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
-        if request.state is RequestState.INITIATION:
-            tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
-            settings = request.params, request.stop_ids, request.seed
-            return BatchEntry(request.id, Phase.INITIATION, tokens, 0, *settings, len(request.output))
-        return BatchEntry(request.id, Phase.INCREMENT, (request.output[-1],), position=self._ledger.used_by(request.id))
+        if request.state is RequestState.INCREMENT:
+            newest = request.output[-1] if request.output else request.input_ids[-1]  # none: it is only computed on
+            return BatchEntry(request.id, Phase.INCREMENT, (newest,), self._ledger.used_by(request.id))
+        tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
+        position = self._ledger.used_by(request.id)
+        n_left = len(tokens) - position
+        n = self._policy.piece(request, n_left)
+        if n < len(tokens):
+            tokens = tokens[position : position + n]
+        if n < n_left:
+            return BatchEntry(request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n)
+        if request.n_iterations:  # preempted
+            self._n_recomputed += position + n - 1
+        settings = request.params, request.stop_ids, request.seed
+        return BatchEntry(request.id, Phase.INITIATION, tokens, position, *settings, len(request.output))
+
+    def _preempt(self, request: Request) -> None:
+        """The policy has taken its slots back: its K/V is dropped, and it starts anew."""
+        self._drops.append(request.id)
+        request.state = RequestState.INITIATION
+        self._n_preempted += 1
 
     def _take_oldest(self, result: IterationResult) -> Batch:
         batch = self._in_flight[0] if self._in_flight else None
@@ -203,10 +234,31 @@ class Scheduler:
     def _end(
         self, request: Request, reason: FinishReason, token: int | None = None, error: str | None = None
     ) -> Progress:
-        """The one place where a request leaves: slots returned, K/V to be dropped, out of the pool, reported."""
-        if request.id in self._ledger:  # else no worker has ever heard of it
+        """The request has ended: it leaves, unless the policy has it stay with others until all have."""
+        news = Progress(request.id, token, reason, error)
+        if self._policy.holds_back and request.id in self._ledger:
+            request.ending = news
+        else:
+            self._leave(request)
+        return news
+
+    def _release(self) -> list[Progress]:
+        """All news, held back so far, of those whose time has come."""
+        return [news for request in self._policy.released() for news in self._dismiss(request)]
+
+    def _dismiss(self, request: Request) -> list[Progress]:
+        """What was held back of a request that has ended; it leaves."""
+        assert request.ending is not None
+        tokens = request.output[request.n_carried :]
+        if request.ending.token is not None:
+            tokens.pop()
+        self._leave(request)
+        return [*[Progress(request.id, token) for token in tokens], request.ending]
+
+    def _leave(self, request: Request) -> None:
+        """The one place where a request leaves: slots returned, K/V to be dropped, out of the pool."""
+        if request.id in self._ledger:  # else no worker has heard of it, or it was told to drop it
             self._ledger.release(request.id)
             self._drops.append(request.id)
         self._pool.remove(request.id)
         request.state = RequestState.FINISHED
-        return Progress(request.id, token, reason, error)

@@ -38,6 +38,10 @@ class SlotLedger:
         """Whether n slots can be reserved now."""
         return self.n_reserved + self.whole_pages(n) <= self.n_slots
 
+    def lacking(self, n: int) -> int:
+        """Slots that are missing to reserve n now; 0 if they fit."""
+        return max(self.n_reserved + self.whole_pages(n) - self.n_slots, 0)
+
     def reserve(self, request_id: int, n: int) -> None:
         """Set n slots aside for a request that has none. The caller has asked `fits` first."""
         assert request_id not in self._reserved and self.fits(n)
@@ -51,6 +55,20 @@ class SlotLedger:
         assert used <= self._reserved[request_id], "a request outgrew its reservation"
         self._used[request_id] = used
         self.n_used += n
+
+    def has_room(self, request_id: int) -> bool:
+        """Whether one more token of the request finds a slot that is set aside for it."""
+        return self._used[request_id] < self._reserved[request_id]
+
+    def grow(self, request_id: int, n: int) -> None:
+        """Set n more slots aside for a request that has used all of its own. The caller has asked `fits` first."""
+        assert not self.has_room(request_id) and self.fits(n)
+        self._reserved[request_id] += self.whole_pages(n)
+        self.n_reserved += self.whole_pages(n)
+
+    def latest(self) -> int:
+        """Whose reservation was made last."""
+        return next(reversed(self._reserved))
 
     def used_by(self, request_id: int) -> int:
         """Slots of the request that hold a token: the token index of its next input token."""

@@ -26,7 +26,7 @@ class Sampler(Protocol):
         seed: int,
         output: Sequence[int],
     ) -> None:
-        """output: what was put out for the request before, by an engine that is gone."""
+        """output: what was put out for the request before, by an engine that is gone or until it was preempted."""
 
     def drop(self, request_ids: Iterable[int]) -> None: ...
 
@@ -48,9 +48,12 @@ class Backend(Protocol):
         """Make the K/V region. Called once, before the first iteration."""
 
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int]
+        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
     ) -> tuple[Sequence[int], dict[int, str]]:
-        """Forward and sample: token_ids [N] -> (a token per request, request id -> why its token means nothing)."""
+        """Forward and sample: token_ids [N] -> (a token per request, request id -> why its token means nothing).
+
+        rows: which of the layout's requests are those of request_ids, for the others are given no token; None: all.
+        """
 
 
 def load_backend(config: EngineConfig, n_threads: int) -> Backend:

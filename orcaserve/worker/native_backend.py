@@ -50,9 +50,12 @@ class NativeBackend:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._storage)
 
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int]
+        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
     ) -> tuple[Sequence[int], dict[int, str]]:
-        return self.sampler.sample(self._model.forward(token_ids, layout, self._kv), request_ids)
+        logits = self._model.forward(token_ids, layout, self._kv)
+        if rows is not None:
+            logits = logits[rows]
+        return self.sampler.sample(logits, request_ids) if request_ids else ([], {})
 
 
 def _load_files(model: ModelConfig, team: _kernels.Team) -> tuple[ModelSpec, Precision, NativeWeights]:

@@ -96,7 +96,7 @@ class PartBackend:
         self._expected.append((n_rows, incoming))
 
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int]
+        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
     ) -> tuple[Sequence[int], dict[int, str]]:
         received, n_rows = self._receive()
         inputs = token_ids if received is None else received[: len(token_ids)]
@@ -111,7 +111,9 @@ class PartBackend:
         logits = self._plane.gather(out, self._vocabularies) if self._part.n_shards > 1 else out
         if logits is None or self._sampler is None:
             return [0] * len(request_ids), {}
-        chosen = self._sampler.sample(logits, request_ids)
+        if rows is not None:
+            logits = logits[rows]
+        chosen = self._sampler.sample(logits, request_ids) if request_ids else ([], {})
         self.spans.append(Span(SAMPLE, ended, time.monotonic_ns()))
         return chosen
 

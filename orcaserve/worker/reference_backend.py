@@ -34,10 +34,12 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int]
+        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
     ) -> tuple[Sequence[int], dict[int, str]]:
         logits = self._model.forward(torch.from_numpy(token_ids).long().to(self._model.device), layout, self._kv)
-        return self.sampler.sample(logits, request_ids)
+        if rows is not None:
+            logits = logits[rows]
+        return self.sampler.sample(logits, request_ids) if request_ids else ([], {})
 
 
 def _dtype(setting: str) -> str:

@@ -25,6 +25,7 @@ class Worker:
         self.facts = facts
         self._backend = backend
         self._kv = kv
+        self._inputs: dict[int, list[int]] = {}  # of requests whose initiation comes in pieces: what has come
 
     @classmethod
     def load(cls, config: EngineConfig) -> Worker:
@@ -47,6 +48,7 @@ class Worker:
         started = time.perf_counter()
         for request_id in batch.drops:
             self._kv.drop(request_id)
+            self._inputs.pop(request_id, None)
         self._backend.sampler.drop(batch.drops)
         failures: dict[int, str] = {}
         runnable: list[BatchEntry] = []
@@ -57,24 +59,33 @@ class Worker:
             else:
                 failures[entry.request_id] = why
         tokens: Sequence[int] = []
+        chosen_for = [entry for entry in runnable if not entry.n_to_come]
         if runnable:
-            tokens, failed = self._iterate(runnable)
+            tokens, failed = self._iterate(runnable, chosen_for)
             failures |= failed
-        if len(runnable) < len(batch.entries):
-            by_id = {entry.request_id: token for entry, token in zip(runnable, tokens, strict=True)}
+        if len(chosen_for) < len(batch.entries):
+            by_id = {entry.request_id: token for entry, token in zip(chosen_for, tokens, strict=True)}
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
         return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started)
 
-    def _iterate(self, entries: Sequence[BatchEntry]) -> tuple[Sequence[int], dict[int, str]]:
-        """One token for each entry, and which of them mean nothing."""
+    def _iterate(
+        self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry]
+    ) -> tuple[Sequence[int], dict[int, str]]:
+        """A token for each of `chosen_for`, and which of them mean nothing."""
         layout = self._kv.lay_out([(entry.request_id, len(entry.tokens)) for entry in entries])
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
         for entry in entries:
-            if entry.params is not None:
-                n_input = len(entry.tokens) - entry.n_output
-                prompt, output = entry.tokens[:n_input], entry.tokens[n_input:]
-                self._backend.sampler.admit(entry.request_id, prompt, entry.params, entry.stop_ids, entry.seed, output)
-        return self._backend.iterate(flat, layout, [entry.request_id for entry in entries])
+            if entry.n_to_come:
+                self._inputs.setdefault(entry.request_id, []).extend(entry.tokens)
+            elif entry.params is not None:
+                tokens = [*self._inputs.pop(entry.request_id, ()), *entry.tokens] if entry.position else entry.tokens
+                n_input = len(tokens) - entry.n_output
+                settings = entry.params, entry.stop_ids, entry.seed
+                self._backend.sampler.admit(entry.request_id, tokens[:n_input], *settings, tokens[n_input:])
+        rows = None
+        if len(chosen_for) < len(entries):
+            rows = [row for row, entry in enumerate(entries) if not entry.n_to_come]
+        return self._backend.iterate(flat, layout, [entry.request_id for entry in chosen_for], rows)
 
     def _fault(self, entry: BatchEntry) -> str | None:
         """Why this entry cannot be run, fit to show to a client, or None. Checked before: this is the last line."""

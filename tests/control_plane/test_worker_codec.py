@@ -33,6 +33,10 @@ times = st.integers(0, 2**63)
 def entries(draw: st.DrawFn) -> BatchEntry:
     if draw(st.booleans()):
         return BatchEntry(draw(request_ids), Phase.INCREMENT, [draw(token_ids)], draw(token_ids))
+    tokens, position = draw(st.lists(token_ids, min_size=1, max_size=20)), draw(st.just(0) | token_ids)
+    if draw(st.booleans()):
+        n_to_come = draw(st.integers(1, 2**31 - 1))
+        return BatchEntry(draw(request_ids), Phase.INITIATION, tokens, position, n_to_come=n_to_come)
     params = SamplingParams(
         max_tokens=draw(st.integers(1, 2**31 - 1)),
         temperature=draw(st.floats(0, 2)),
@@ -42,11 +46,12 @@ def entries(draw: st.DrawFn) -> BatchEntry:
     return BatchEntry(
         draw(request_ids),
         Phase.INITIATION,
-        draw(st.lists(token_ids, min_size=1, max_size=20)),
-        0,
+        tokens,
+        position,
         params,
         draw(st.frozensets(token_ids, max_size=4)),
         draw(st.integers(-(2**63), 2**63 - 1)),
+        draw(st.integers(0, position + len(tokens) - 1)),
     )
 
 
@@ -112,6 +117,22 @@ def test_failures_of_no_kind_that_workers_have(kind: str) -> None:
         {"request_ids": [1], "lengths": [1], "positions": [0], "tokens": [5, 6]},
         {"request_ids": [1, 2], "lengths": [1], "positions": [0], "tokens": [5]},
         {"request_ids": [1], "lengths": [1], "positions": [0], "tokens": [5], "admissions": [wire.Admission(row=1)]},
+        {
+            "request_ids": [1],
+            "lengths": [1],
+            "positions": [0],
+            "tokens": [5],
+            "pieces": [wire.Piece(row=1, n_to_come=1)],
+        },
+        {"request_ids": [1], "lengths": [1], "positions": [0], "tokens": [5], "pieces": [wire.Piece(row=0)]},
+        {
+            "request_ids": [1],
+            "lengths": [1],
+            "positions": [0],
+            "tokens": [5],
+            "pieces": [wire.Piece(row=0, n_to_come=1)],
+            "admissions": [wire.Admission(row=0)],
+        },
     ],
 )
 def test_columns_that_disagree(columns: dict[str, object]) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orcaserve.core import FinishReason, Phase, Request, SamplingParams
+from orcaserve.core import FinishReason, Request, SamplingParams
 
 STOP = 2
 
@@ -24,19 +24,19 @@ def test_max_tokens_is_the_papers() -> None:
     assert request(n_input=3, max_tokens=4).max_tokens == 7
 
 
-def test_phase_and_iterations_follow_from_the_output() -> None:
+def test_iterations_follow_from_the_output() -> None:
     one = request()
-    assert (one.phase, one.n_iterations, one.n_input) == (Phase.INITIATION, 0, 3)
+    assert (one.n_iterations, one.n_input) == (0, 3)
     one.output.append(9)
-    assert (one.phase, one.n_iterations, one.n_input) == (Phase.INCREMENT, 1, 3)
+    assert (one.n_iterations, one.n_input) == (1, 3)
 
 
 def test_one_that_was_with_an_engine_before_starts_anew_and_goes_on() -> None:
     one = Request(1, [0, 1, 2], SamplingParams(max_tokens=4, min_tokens=3), frozenset({STOP}), output=[9, STOP])
-    assert (one.phase, one.n_iterations, one.n_carried, one.max_tokens) == (Phase.INITIATION, 0, 2, 7)
+    assert (one.n_iterations, one.n_carried, one.max_tokens) == (0, 2, 7)
     one.output.append(9)
     assert one.finish_reason_after(9) is None
-    assert (one.phase, one.n_iterations, one.n_carried) == (Phase.INCREMENT, 1, 2)
+    assert (one.n_iterations, one.n_carried) == (1, 2)
     one.output.append(8)
     assert one.finish_reason_after(8) is FinishReason.LENGTH
     stopped = Request(1, [0], SamplingParams(max_tokens=4, min_tokens=2), frozenset({STOP}), output=[9, 9])

@@ -131,6 +131,27 @@ def test_cut_into_any_parts_it_gives_the_tokens_of_one_process(
 
 
 @pytest.mark.usefixtures("folders")
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        SchedulerConfig(6, "request-level", microbatch_size=2),
+        SchedulerConfig(6, "request-level", microbatch_size=4, first_iteration="whole"),
+        SchedulerConfig(6, "cellular"),
+        SchedulerConfig(6, "overcommit"),
+    ],
+    ids=str,
+)
+def test_other_policies_over_two_stages_of_two_shards(
+    scheduler: SchedulerConfig, odd_model: Path, expected: dict[int, list[int]]
+) -> None:
+    """Initiations in pieces, requests computed on though they have ended, and preempted ones, at every worker."""
+    config = settings(odd_model, 2, 2, n_slots=256)
+    config = replace(config, model=replace(config.model, max_model_len=64), scheduler=scheduler)
+    with Running(config) as engine:
+        assert engine.run(some_requests()) == expected
+
+
+@pytest.mark.usefixtures("folders")
 @pytest.mark.parametrize(("p", "t"), [(2, 1), (1, 2), (1, 3)])
 def test_the_default_model(p: int, t: int, default_model: Path) -> None:
     requests = [

@@ -235,7 +235,7 @@ class TestEnds:
         scheduler = Scheduler(n_slots=100, max_bs=2)
         scheduler.add(new_request(1), 0.0)
         scheduler.add(new_request(2), 0.0)
-        assert scheduler.cancel(1) == Progress(1, None, FinishReason.CANCELLED)
+        assert scheduler.cancel(1) == [Progress(1, None, FinishReason.CANCELLED)]
         batch = scheduler.next_batch()
         assert batch is not None and ids(batch) == [2] and batch.drops == ()
 
@@ -243,7 +243,7 @@ class TestEnds:
         scheduler = Scheduler(n_slots=100, max_bs=2)
         scheduler.add(new_request(1), 0.0)
         run(scheduler)
-        assert scheduler.cancel(1) == Progress(1, None, FinishReason.CANCELLED)
+        assert scheduler.cancel(1) == [Progress(1, None, FinishReason.CANCELLED)]
         assert scheduler.status() == EngineStatus(iteration=1, n_running=1, batch_tokens=2, batch_initiations=1)
         scheduler.add(new_request(2), 0.0)
         batch = scheduler.next_batch()
@@ -255,8 +255,8 @@ class TestEnds:
         scheduler.add(new_request(2), 0.0)
         batch = scheduler.next_batch()
         assert batch is not None
-        assert scheduler.cancel(1) is None
-        assert scheduler.cancel(1) is None  # again: nothing changes
+        assert scheduler.cancel(1) == []
+        assert scheduler.cancel(1) == []  # again: nothing changes
         assert scheduler.status().n_reserved == 12  # the worker still writes there
         news = scheduler.complete(back(batch, failures={1: "too late to matter"}))
         assert news == [Progress(1, None, FinishReason.CANCELLED), Progress(2, TOKEN)]
@@ -264,10 +264,10 @@ class TestEnds:
 
     def test_cancel_of_what_is_not_live_is_nothing(self, new_request: Any) -> None:
         scheduler = Scheduler(n_slots=100, max_bs=2)
-        assert scheduler.cancel(1) is None
+        assert scheduler.cancel(1) == []
         scheduler.add(new_request(1, max_tokens=1), 0.0)
         run(scheduler)
-        assert scheduler.cancel(1) is None
+        assert scheduler.cancel(1) == []
 
     @pytest.mark.parametrize(("message", "reason"), [("gone", FinishReason.ERROR), (None, FinishReason.CANCELLED)])
     def test_abort_ends_everything(self, new_request: Any, message: str | None, reason: FinishReason) -> None:
@@ -378,5 +378,5 @@ def test_a_choice_looks_at_no_more_of_the_queue_than_it_takes(new_request: Any) 
         pool, ledger = CountingPool(), SlotLedger(n_slots)
         for i in range(1000):
             pool.add(new_request(i))
-        assert len(IterationLevelFCFS().select(pool, ledger, max_bs=4)) == taken
+        assert len(IterationLevelFCFS().select(pool, ledger, max_bs=4).requests) == taken
         assert pool.looked_at == taken + 1

@@ -185,9 +185,10 @@ class Pair:
                 self.scheduler.add(request, now=float(item.id))
 
     def cancel(self, request_id: int) -> None:
+        expected = self.model.cancel(request_id)
         news = self.scheduler.cancel(request_id)
-        assert news == self.model.cancel(request_id)
-        self.note([news] if news else [])
+        assert news == ([] if expected is None else [expected])
+        self.note(news)
 
     def next_batch(self) -> None:
         batch, expected = self.scheduler.next_batch(), self.model.schedule()

@@ -74,6 +74,42 @@ def test_a_request_of_a_worker_that_is_gone_goes_on(new_rig: Callable[[], Rig], 
     assert kept + again == text
 
 
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.3, "presence_penalty": 1, "min_tokens": 9}])
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1, 1), (4, 2), (5, 1), (1, 3, 2)])
+def test_an_initiation_in_pieces(new_rig: Callable[[], Rig], options: dict[str, float], sizes: Sequence[int]) -> None:
+    """The token after the last piece is that of an initiation at once, penalties and carried output included; the ones
+    before mean nothing. Beside it others go on."""
+    text, n_output, params = [3, 4, 5, 9, 3, 8], 3, Params(max_tokens=100, repetition_penalty=1.2, **options)
+    whole, cut = new_rig(), new_rig()
+    expected = list(whole.run(BatchEntry(1, Phase.INITIATION, text, 0, params, n_output=n_output)).tokens)
+    while len(expected) < 6:
+        expected += whole.run(later(1, expected[-1], len(text) + len(expected) - 1)).tokens
+    other = cut.alone(2, [7, 7], 1)
+    at, tokens = 0, []
+    for size in sizes:
+        settings = (params, frozenset[int](), 0, n_output) if at + size == len(text) else ()
+        n_to_come = len(text) - at - size
+        piece = BatchEntry(1, Phase.INITIATION, text[at : at + size], at, *settings, n_to_come=n_to_come)
+        tokens = list(cut.run(piece, later(2, other[-1], 1 + len(other))).tokens)
+        at += size
+        other.append(tokens[1])
+    tokens.pop()
+    while len(tokens) < 6:
+        tokens += cut.run(later(1, tokens[-1], len(text) + len(tokens) - 1)).tokens
+    assert tokens == expected
+    assert other == new_rig().alone(2, [7, 7], len(other))
+
+
+def test_pieces_alone_and_a_request_that_is_dropped_amid_them(rig: Rig) -> None:
+    piece = BatchEntry(50, Phase.INITIATION, [1, 2], 0, n_to_come=3)
+    assert list(rig.run(piece).tokens) == [0]
+    lost = BatchEntry(50, Phase.INITIATION, [1, 2, 3], 0, GREEDY)
+    assert list(rig.run(lost, drops=[50]).tokens) == rig.alone(51, [1, 2, 3], 1)
+    rig.run(first(52, [1]), drops=[50, 51])
+    rig.run(first(53, [1]), drops=[52])
+    rig.worker.run(Batch(999, (first(54, [1]),), (53,)))
+
+
 def test_facts(rig: Rig) -> None:
     assert rig.worker.facts == EngineFacts("tiny", 256, 4096, 128, 8, 1, frozenset({2}))
 

@@ -2,25 +2,74 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
 
 from orcaserve.core import Request
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
 
-class SchedulingPolicy(Protocol):
-    """Chooses requests for one iteration. It may keep state of its own, but changes no request and not the pool."""
+class Stop(Enum):
+    """Why nobody else is in the batch."""
 
+    NOBODY_WAITS = "nobody waits"  # all requests are in it, or in others that are in flight
+    BATCH_FULL = "batch full"
+    SLOTS_LACK = "slots lacking"
+    OTHER_CELL = "other cell"  # those who wait need another computation
+    BATCH_FIXED = "batch fixed"  # they wait for the end of the whole batch
+
+
+@dataclass(slots=True)
+class Selection:
+    """The requests of the next batch; none if nobody can run now.
+
+    stop, n_lacking: why the next one in the pool was not taken, and slots that it would have needed beside those free.
+    preempted: requests whose slots were taken back; they start anew, from their output so far.
+    """
+
+    requests: list[Request]
+    stop: Stop = Stop.NOBODY_WAITS
+    n_lacking: int = 0
+    preempted: Sequence[Request] = ()
+
+
+class SchedulingPolicy(ABC):
+    """Chooses requests for one iteration. It may keep state of its own, but changes no request and not the pool.
+
+    holds_back: nobody is answered before `released` says so: news waits, and who ended goes on being computed.
+    """
+
+    holds_back: ClassVar[bool] = False
+
+    @abstractmethod
     def reservation(self, request: Request) -> int:
-        """Slots to set aside before the request's first batch. The scheduler refuses what could never be reserved."""
+        """Slots to set aside before the request's first batch."""
 
-    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> list[Request]:
-        """Requests of the next batch, at most max_bs, out of `pool.ready()`; empty if none can run now.
+    def most(self, request: Request) -> int:
+        """The most slots that it may ever hold. The scheduler refuses what could never be reserved."""
+        return self.reservation(request)
+
+    @abstractmethod
+    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> Selection:
+        """Requests of the next batch, at most max_bs, out of `pool.ready()`.
 
         Whoever is chosen while in state INITIATION has had `reservation(request)` slots reserved in the ledger by the
-        time this returns, and nobody else has gained any.
+        time this returns, and everybody who is chosen room for the tokens of the iteration; those preempted have
+        nothing any more; nobody else has gained any.
         """
 
+    def piece(self, request: Request, n_left: int) -> int:
+        """How many of the n_left input tokens of a chosen request's initiation this iteration is to have: 1 or more."""
+        return n_left
+
+    def released(self) -> Sequence[Request]:
+        """After a batch has returned, if news is held back: whose time has come. All of them have ended."""
+        return ()
+
+    @abstractmethod
     def check(self, pool: RequestPool) -> None:
         """Assert what this policy promises about the order in which the pool's requests advance."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from orcaserve.core import Request, RequestState
+from orcaserve.core import RequestState
+from orcaserve.scheduler.policies.base import Selection
 from orcaserve.scheduler.policies.iteration_level import IterationLevelFCFS
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
@@ -21,11 +22,15 @@ class EvenBatches(IterationLevelFCFS):
     def __init__(self, n_workers: int) -> None:
         self._n_workers = n_workers
 
-    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> list[Request]:
-        if self._n_workers > 1:
-            n = len(ledger) + self._n_admissible(pool, ledger, self._n_workers * max_bs - len(ledger))
-            max_bs = min(max_bs, max(-(-n // self._n_workers), 1))
-        return super().select(pool, ledger, max_bs)
+    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> Selection:
+        return super().select(pool, ledger, self._share(pool, ledger, max_bs))
+
+    def _share(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> int:
+        """Most requests of the next batch."""
+        if self._n_workers == 1:
+            return max_bs
+        n = len(ledger) + self._n_admissible(pool, ledger, self._n_workers * max_bs - len(ledger))
+        return min(max_bs, max(-(-n // self._n_workers), 1))
 
     def _n_admissible(self, pool: RequestPool, ledger: SlotLedger, most: int) -> int:
         """Requests, at most so many, that have nothing reserved yet and could have it now, in order of arrival."""

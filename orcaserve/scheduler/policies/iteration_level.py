@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 from orcaserve.core import Request, RequestState
+from orcaserve.scheduler.policies.base import SchedulingPolicy, Selection, Stop
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
 
-class IterationLevelFCFS:
+class IterationLevelFCFS(SchedulingPolicy):
     """First come, first served, one iteration at a time (Orca, Algorithm 1).
 
     Promise: if x arrived before y, x has run at least as many iterations as y. Memory is reserved for the whole of a
@@ -20,18 +21,18 @@ class IterationLevelFCFS:
         """The paper's max_tokens: input tokens + the most tokens it may generate."""
         return request.max_tokens
 
-    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> list[Request]:
+    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> Selection:
         batch: list[Request] = []
         for request in pool.ready():
             if len(batch) == max_bs:
-                break
+                return Selection(batch, Stop.BATCH_FULL)
             if request.state is RequestState.INITIATION:
                 n = self.reservation(request)
-                if not ledger.fits(n):
-                    break  # never skip: a smaller, later request would overtake this one
+                if not ledger.fits(n):  # never skip: a smaller, later request would overtake this one
+                    return Selection(batch, Stop.SLOTS_LACK, ledger.lacking(n))
                 ledger.reserve(request.id, n)
             batch.append(request)
-        return batch
+        return Selection(batch)
 
     def check(self, pool: RequestPool) -> None:
         for earlier, later in pairwise(pool):
