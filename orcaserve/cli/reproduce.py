@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,7 +108,10 @@ def _figure(name: str, n_processes: int, args: argparse.Namespace) -> Figure:
         from orcaserve.evaluation.paper.live import live_figure
 
         model = ModelConfig(
-            locate_model(args.model), model_name(args.model), quantization=args.quantization, threads=args.threads
+            Path(os.path.abspath(locate_model(args.model))),
+            model_name(args.model),
+            quantization=args.quantization,
+            threads=args.threads,
         )
         return live_figure(EngineConfig(model), args.live_seconds, _note)
     from orcaserve.evaluation.paper.figure10 import figure_10, figure_11
