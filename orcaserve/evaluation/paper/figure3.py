@@ -9,7 +9,7 @@ from orcaserve.core import Batch, Phase
 from orcaserve.evaluation.paper.figure import Figure, Table
 from orcaserve.evaluation.paper.unit_cost import UnitCost
 from orcaserve.evaluation.pictures.chart import COLOURS, GRID
-from orcaserve.evaluation.pictures.drawing import FAINT, Box, Dot, Drawing, Line, Text, below
+from orcaserve.evaluation.pictures.drawing import FAINT, INK, Box, Dot, Drawing, Line, Text, below
 from orcaserve.scheduler import IterationLevelFCFS, Scheduler, SchedulingPolicy
 from orcaserve.scheduler.policies import RequestLevel
 from orcaserve.simulation.driver import simulate
@@ -107,8 +107,8 @@ def _draw(run: Run) -> Drawing:
         sheet.add(Text(answered + 8, y + 27, "answered", 11, fill=colour))
     for cell in run.cells:
         x, y = LEFT + cell.iteration * CELL + 4, TOP + cell.request * ROW + 7
-        fill = "#bbbbbb" if cell.wasted else COLOURS[cell.request]
+        fill = "#d0d0d0" if cell.wasted else COLOURS[cell.request]
         sheet.add(Box(x, y, CELL - 8, ROW - 14, fill, radius=4, hatched=cell.wasted))
-        weight = cell.initiation
-        sheet.add(Text(x + CELL / 2 - 4, y + 20, cell.tokens, 11, "middle", "white", thick=weight))
+        ink = INK if cell.wasted else "white"
+        sheet.add(Text(x + CELL / 2 - 4, y + 20, cell.tokens, 11, "middle", ink, thick=cell.initiation))
     return sheet

@@ -19,7 +19,7 @@ from orcaserve.workload import Arrival
 NAMES = "ABCDEF"
 N_WORKERS, MAX_BS, MICROBATCH = 3, 2, 1
 N_OUTPUT, N_SLOTS, LONGEST = 3, 600, 32
-LEFT, RIGHT, CELL, ROW, TOP = 84, 90, 46, 36, 34
+LEFT, RIGHT, CELL, ROW, TOP = 84, 60, 36, 34, 34
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,5 +86,5 @@ def _draw(run: Run, seconds: float) -> Drawing:
         x, y = LEFT + block.start * CELL + 1, TOP + block.worker * ROW
         colour = COLOURS[first // 2]
         sheet.add(Box(x, y, (block.end - block.start) * CELL - 2, ROW - 5, colour, radius=3, hint=label))
-        sheet.add(Text(x + CELL / 2 - 1, y + 20, label, 11, "middle", "white", thick=True))
+        sheet.add(Text(x + CELL / 2 - 1, y + 20, label, 10, "middle", "white", thick=True))
     return sheet
