@@ -1,4 +1,4 @@
-"""`orcaserve bench`: how fast this machine runs a model, without HTTP clients of one's own."""
+"""`orcaserve bench`: how fast this machine runs a model; and, with `serve`, how a server of any kind bears its load."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from statistics import median
 
+from orcaserve.cli import bench_serve
 from orcaserve.cli.options import add_model_arguments, engine_config
 from orcaserve.core.errors import ConfigError
 
@@ -24,15 +25,24 @@ KINDS = {
     "throughput": "prompt tokens/s and generated tokens/s, offline",
     "latency": "time to the first token and between tokens, offline",
     "startup": "seconds from the command to the first token, and memory beside weights and K/V",
+    "serve": "load on a running server, this one or another: latencies, throughput, goodput",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Measure a model on this machine: random prompts of equal length, greedy, never ending early."
-    parser.epilog = "example: orcaserve bench throughput --batch 1 8 32 --prompt 128 --gen 32 --json"
+    parser.description = (
+        "Measure a model on this machine (random prompts of equal length, greedy, never ending early), or a server."
+    )
+    parser.epilog = (
+        "examples:\n  orcaserve bench throughput --batch 1 8 32 --prompt 128 --gen 32 --json\n"
+        "  orcaserve bench serve --rate 4 --target 'p50_normalized<=190ms'"
+    )
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join(KINDS))
     for kind, text in KINDS.items():
         sub = kinds.add_parser(kind, help=text, description=text[0].upper() + text[1:] + ".")
+        if kind == "serve":
+            bench_serve.add_arguments(sub)
+            continue
         sub.add_argument("--json", action="store_true", help="one JSON object a line")
         if kind == "startup":
             sub.add_argument("--repeat", type=_positive, default=3, metavar="N", help="starts (default: %(default)s)")
@@ -47,6 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.kind == "serve":
+        return bench_serve.run(args)
     rows = _startup(args) if args.kind == "startup" else _offline(args)
     if args.json:
         for row in rows:

@@ -17,7 +17,9 @@ VERBS = {
     "generate": "print the text a model continues a prompt with",
     "chat": "talk to a model in this terminal",
     "models": "list, fetch, find and convert models: models list|pull|path|convert",
-    "bench": "measure this machine with a model: bench throughput|latency|startup",
+    "bench": "measure this machine with a model, or any server: bench throughput|latency|startup|serve",
+    "profile": "measure what iterations cost on this machine, for simulations and plans",
+    "reproduce": "the evaluation of the Orca paper: figures, tables, and a report",
     "doctor": "facts about this machine and installation, for a bug report",
 }
 

@@ -82,20 +82,34 @@ class MeasuredEngine:
 
         Raises InvalidRequest if they cannot be served, EngineError if one of them or the engine fails.
         """
-        params = SamplingParams(max_tokens=gen, ignore_eos=True, temperature=0)
-        requests = [request for prompt in prompts for request in fan_out(self._ids, prompt, params, self.facts)]
+        requests = [self.request(prompt, gen) for prompt in prompts]
         started = time.perf_counter()
-        self._host.submit(requests)
+        self.submit(requests)
         return self._collect(requests, started)
+
+    def request(self, prompt: Sequence[int], gen: int) -> Request:
+        """One that generates exactly `gen` tokens, greedily. Raises InvalidRequest if it cannot be served."""
+        params = SamplingParams(max_tokens=gen, ignore_eos=True, temperature=0)
+        (request,) = fan_out(self._ids, prompt, params, self.facts)
+        return request
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Hand requests over; `news` tells of them. Raises EngineError if the engine has failed."""
+        self._host.submit(requests)
+
+    def news(self) -> tuple[float, IterationReport]:
+        """The next report, waited for, and when it came (perf_counter). Raises EngineError if the engine fails."""
+        now, report = self._news.get()
+        if report is None:
+            raise EngineError("the engine has failed; its log tells why")
+        return now, report
 
     def _collect(self, requests: Sequence[Request], started: float) -> Run:
         times: dict[int, list[float]] = {request.id: [] for request in requests}
         iterations: list[IterationTime] = []
         n_live = len(requests)
         while n_live:
-            now, report = self._news.get()
-            if report is None:
-                raise EngineError("the engine has failed; its log tells why")
+            now, report = self.news()
             status = report.status
             iterations.append(IterationTime(status.n_running, status.batch_tokens, status.iteration_seconds))
             for news in report.progress:

@@ -1,0 +1,1 @@
+"""Load on a server, over HTTP alone: any that speaks OpenAI's API. `orcaserve bench serve` uses it."""

@@ -1,0 +1,61 @@
+"""Setting: an engine to simulate, and how it is scheduled; run on as many workloads as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from orcaserve.core import ConfigError, Request, SamplingParams
+from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
+from orcaserve.scheduler.scheduler import Scheduler
+from orcaserve.simulation.cost import CostModel
+from orcaserve.simulation.driver import simulate
+from orcaserve.simulation.outcome import Outcome
+from orcaserve.simulation.pipeline import Pipeline
+from orcaserve.workload import Arrival
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """cost: of an iteration, which also says how many batches are in flight. The quantities of Algorithm 1: n_slots and
+    max_bs. longest: tokens of the longest request that the model can run. policy: by its name, with what is
+    request-level's alone; see orcaserve/scheduler/policies/registry.py.
+    """
+
+    cost: CostModel
+    n_slots: int
+    max_bs: int
+    longest: int
+    page_size: int = 1
+    policy: str = "iteration-level"
+    microbatch_size: int | None = None
+    shortest_first: bool = True
+
+    def check(self) -> None:
+        """Raises ConfigError if the policy could run nothing at all."""
+        n_least = self._policy(()).most(Request(0, [0], SamplingParams(max_tokens=1)))
+        if n_least > self.n_slots - self.n_slots % self.page_size:
+            text = f"{self.policy} reserves {n_least} slots for each request and there are {self.n_slots}"
+            raise ConfigError("--scheduling-policy", text)
+
+    def run(
+        self,
+        arrivals: Sequence[Arrival],
+        on_progress: Callable[[int, int], None] | None = None,
+        pipeline: Pipeline | None = None,
+    ) -> Outcome:
+        """Serve a workload. pipeline: a fresh one of this setting's cost, if its blocks are wanted afterwards."""
+        scheduler = Scheduler(
+            self.n_slots, self.max_bs, self.cost.n_workers, self.page_size, policy=self._policy(arrivals)
+        )
+        return simulate(arrivals, scheduler, pipeline or Pipeline(self.cost), on_progress)
+
+    def _policy(self, arrivals: Sequence[Arrival]) -> SchedulingPolicy:
+        def n_output(request: Request) -> int:
+            """What an oracle knows. The driver numbers requests by their place in the workload."""
+            return arrivals[request.id].n_output if arrivals else request.params.max_tokens
+
+        settings = PolicySettings(
+            self.cost.n_workers, self.longest, self.microbatch_size, self.shortest_first, n_output
+        )  # fmt: skip
+        return make_policy(self.policy, settings)
