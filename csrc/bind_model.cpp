@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "native_model.h"
+#include "shared_numbers.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -189,13 +190,16 @@ void call_all_reduce(void* context, float* x, int64_t n, int64_t n_next) {
   }
 }
 
+void add_in_shared_memory(void* context, float* x, int64_t n, int64_t) { static_cast<orcaserve::SharedSums*>(context)->add(x, n); }
+
+// all_reduce: SharedSums, which the kernels call by themselves, or what is called with address, numbers and next numbers.
 void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const Ints& starts, const Ints& contexts,
          const IntRows& tables, std::optional<Ints> token_ids,
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> hidden,
          std::optional<Ints> logit_rows,
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits,
          std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> frequencies,
-         std::optional<Ints> frequency_set, std::optional<nb::callable> all_reduce,
+         std::optional<Ints> frequency_set, nb::handle all_reduce,
          std::optional<std::vector<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>> observed) {
   const orcaserve::Model& m = self.model->model();
   const size_t n = contexts.size();
@@ -236,8 +240,12 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
               "a request names a set of frequencies that does not exist");
     it.frequency_set = frequency_set->data();
   }
-  AllReduce reduce{all_reduce.value_or(nb::callable()), nullptr};
-  if (all_reduce) {
+  AllReduce reduce{};
+  if (nb::isinstance<orcaserve::SharedSums>(all_reduce)) {
+    it.all_reduce = add_in_shared_memory;
+    it.all_reduce_context = nb::cast<orcaserve::SharedSums*>(all_reduce);
+  } else if (!all_reduce.is_none()) {
+    reduce.function = nb::cast<nb::callable>(all_reduce);
     it.all_reduce = call_all_reduce;
     it.all_reduce_context = &reduce;
   }

@@ -15,6 +15,7 @@ void bind_linear(nb::module_& m);
 void bind_model(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_sampling(nb::module_& m);
+void bind_shared(nb::module_& m);
 
 NB_MODULE(_kernels, m) {
   nb::set_leak_warnings(false);  // an object that is alive when the interpreter ends is no error
@@ -38,5 +39,6 @@ NB_MODULE(_kernels, m) {
   bind_rows(m);
   bind_attention(m);
   bind_sampling(m);
+  bind_shared(m);
   bind_model(m);
 }

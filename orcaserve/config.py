@@ -111,7 +111,7 @@ class SchedulerConfig:
 class ParallelConfig:
     """How the model is cut: into stages of consecutive layers, and each stage into shards, a process for each of these.
 
-    layer_split: layers of every stage; None = as even as they come out.
+    layer_split: layers of every stage; None = such that all stages take about as long.
     worker_timeout: seconds after which a worker that does not answer is taken for lost.
     timeline: where to write what each worker did when, or None; with a picture beside it.
     data_parallel_size: how many engines with the same settings share this machine: its cores and memory are divided,

@@ -161,8 +161,8 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         "--layer-split",
         type=numbers,
         metavar="N,N,...",
-        help="layers of each stage, first to last, for example 8,7,8,7: fewer in the last one make up for its output "
-        "head and sampling; default: as even as they come out",
+        help="layers of each stage, first to last, for example 19,11; default: such that all stages have about as many "
+        "weights, the output head counted in the last one",
     )
     group.add_argument(
         "--worker-timeout",

@@ -61,7 +61,12 @@ class Incoming(Protocol):
 
 
 class DataPlane(Protocol):
-    """A worker's transfers; each kind is first in, first out. A call raises NeighbourLost once one is gone."""
+    """A worker's transfers; each kind is first in, first out. A call raises NeighbourLost once one is known to be gone;
+    one that is waiting then may also wait until this worker is ended."""
+
+    @property
+    def sums(self) -> object | None:
+        """What kernels call by themselves for the sums over shards; None: they are to call `all_reduce`."""
 
     def receive(self, n_rows: int, width: int) -> Incoming:
         """Begin to take [n_rows, width] from the stage before. Any thread, in the order of iterations."""

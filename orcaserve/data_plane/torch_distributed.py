@@ -72,6 +72,8 @@ class TorchDataPlane:
     address: of this machine, where the others connect; nothing listens at any other.
     """
 
+    sums = None
+
     def __init__(
         self, place: Place, rendezvous: Path | StoreAddress, join_timeout: float, address: str = "127.0.0.1"
     ) -> None:

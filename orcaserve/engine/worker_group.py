@@ -21,6 +21,7 @@ from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH, target_of, worker_socket
 from orcaserve.control_plane.worker_client import WorkerLink
 from orcaserve.core import ConfigError, EngineError, OrcaServeError
+from orcaserve.data_plane.memory import SharedMemory, shared_by
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines, RemoteWorker
 from orcaserve.engine.placement import deal
@@ -86,8 +87,9 @@ class WorkerGroup:
         own, *others = self._shares
         for node, share in zip(self._machines.nodes, others, strict=True):
             self._machines.assign(node, share)
-        for place in own:
-            self._launch(place, self._folder)
+        with shared_by(own) as memory:
+            for place in own:
+                self._launch(place, self._folder, memory)
         for node, share in zip(self._machines.nodes, others, strict=True):
             self._processes |= self._machines.workers(node, share)
             node.on_end = self._lose_at
@@ -152,11 +154,11 @@ class WorkerGroup:
             process.reap()
         self._remove_folder()
 
-    def _launch(self, place: Place, folder: Path) -> None:
+    def _launch(self, place: Place, folder: Path, memory: SharedMemory | None) -> None:
         machines = self._machines
         store = machines.store.fileno() if machines.store is not None and place.rank == 0 else None
         self._processes[place] = WorkerProcess(
-            place, self._config, lambda: self._lose(place), folder, machines.address, store
+            place, self._config, lambda: self._lose(place), folder, machines.address, store, memory
         )
         if store is not None:
             machines.hand_over_store()

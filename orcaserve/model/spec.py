@@ -90,6 +90,16 @@ class ModelSpec:
         return self.n_kv_heads * self.head_dim
 
     @property
+    def layer_weights(self) -> int:
+        """Of the matrices of one layer."""
+        mlp = (3 if self.gated else 2) * self.intermediate_size
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp)
+
+    @property
+    def head_weights(self) -> int:
+        return self.hidden_size * self.vocab_size
+
+    @property
     def score_scale(self) -> float:
         """The factor of the attention scores."""
         return 1 / math.sqrt(self.head_dim) if self.attention_scale is None else self.attention_scale

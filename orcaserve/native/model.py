@@ -73,7 +73,7 @@ class NativeModel:
         self.spec = spec
         self.weights = weights
         self._team = team
-        self._all_reduce = None if all_reduce is None else _on_addresses(all_reduce)
+        self._all_reduce: object | None = None if all_reduce is None else _on_addresses(all_reduce)
         self._rope = Rope(spec.rope) if spec.rope else None
         shape = Shape(
             hidden=spec.hidden_size,
@@ -98,6 +98,10 @@ class NativeModel:
             shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, _head_table(part, weights)
         )
         self._logits = np.empty((0, shape.vocab), np.float32)
+
+    def sum_by(self, sums: object) -> None:
+        """From now on sums over shards are made by these _kernels.SharedSums, on which no Python is run."""
+        self._all_reduce = sums
 
     def observe(self, token_ids: Int32s, layout: Layout, kv: KVRegion) -> list[NDArray[np.float64]]:
         """Runs the batch; the sums of squares of the inputs of each layer's qkv, out, up, down, and of the head.

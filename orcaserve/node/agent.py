@@ -17,6 +17,7 @@ from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane.channel import own_address, tcp_target
 from orcaserve.control_plane.node_client import NodeLink
 from orcaserve.core import EngineError
+from orcaserve.data_plane.memory import shared_by
 from orcaserve.data_plane.protocol import Place
 from orcaserve.node.worker_process import WorkerProcess
 from orcaserve.version import __version__
@@ -117,12 +118,12 @@ class NodeAgent:
             model=replace(config.model, path=settings.model, threads=settings.threads),
             nodes=NodesConfig(secret=settings.secret),
         )
-        parallel = config.parallel
-        for position in assignment.places:
-            place = Place(
-                position.stage, position.shard, parallel.pipeline_parallel_size, parallel.tensor_parallel_size
-            )
-            self._processes[place] = WorkerProcess(place, config, partial(self._tell_end, link, place), address=address)
+        sizes = config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size
+        places = [Place(position.stage, position.shard, *sizes) for position in assignment.places]
+        with shared_by(places) as memory:
+            for place in places:
+                on_end = partial(self._tell_end, link, place)
+                self._processes[place] = WorkerProcess(place, config, on_end, address=address, memory=memory)
         names = ", ".join(place.name for place in self._processes)
         _log.info("part of the engine at %s: runs %s", settings.join, names)
         workers = [wire.StartedWorker(port=process.port(), pid=process.pid) for process in self._processes.values()]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orcaserve.config import EngineConfig
+from orcaserve.data_plane.memory import SharedMemory
 from orcaserve.data_plane.protocol import Place
 from orcaserve.process import child_environment
 
@@ -23,8 +24,8 @@ _log = logging.getLogger(__name__)
 class WorkerProcess:
     """Started at once. It dies with the thread that starts it, and with this process, which holds a pipe to it open.
 
-    folder: for its socket, on the master's machine; elsewhere it listens at `address`. store: see
-    worker.controller.Site.
+    folder: for its socket, on the master's machine; elsewhere it listens at `address`. store, memory: see
+    worker.controller.Site; it inherits the descriptors.
     on_end: called when it has ended, on a thread of its own; `returncode` is set by then.
     """
 
@@ -38,18 +39,20 @@ class WorkerProcess:
         folder: Path | None = None,
         address: str = "127.0.0.1",
         store: int | None = None,
+        memory: SharedMemory | None = None,
     ) -> None:
         level = logging.getLevelName(_log.getEffectiveLevel()).lower()
         command = [sys.executable, "-P", "-m", WORKER_MODULE, "--place", f"{place.stage},{place.shard}"]
         command += ["--parent", str(os.getpid()), "--log-level", level, "--address", address]
         command += [] if folder is None else ["--folder", str(folder)]
         command += [] if store is None else ["--store", str(store)]
+        command += [] if memory is None else ["--memory", memory.to_text()]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if folder is None else None,
             env=child_environment(),
-            pass_fds=() if store is None else (store,),
+            pass_fds=[fd for fd in (store, None if memory is None else memory.descriptor) if fd is not None],
             start_new_session=True,  # Ctrl-C in a terminal reaches the parent only, which ends the rest in order
         )
         self.pid = self._process.pid

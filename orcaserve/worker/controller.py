@@ -17,6 +17,8 @@ from orcaserve.control_plane.worker_client import NextStage
 from orcaserve.control_plane.worker_service import WorkerServer
 from orcaserve.core import Batch, EngineError, OrcaServeError
 from orcaserve.core.spans import FORWARD, IterationSpans, Span
+from orcaserve.data_plane.memory import SharedMemory
+from orcaserve.data_plane.mixed import MixedPlane
 from orcaserve.data_plane.protocol import DataPlane, NeighbourLost, Place
 from orcaserve.version import __version__
 from orcaserve.worker.executor import DeviceExecutor
@@ -41,11 +43,13 @@ class Site:
     folder: of the sockets of all workers of the master's machine; None elsewhere: there it listens at `address`.
     address: of this machine, for the data plane.
     store: the socket at which this worker is to serve the data plane's meeting of several machines, if it is to.
+    memory: what it shares with the others of this machine, if there are others.
     """
 
     folder: Path | None
     address: str = "127.0.0.1"
     store: int | None = None
+    memory: SharedMemory | None = None
 
 
 class WorkerController:
@@ -137,7 +141,17 @@ class WorkerController:
         self._backend.join(self._meet(start))
 
     def _meet(self, start: wire.Start) -> DataPlane:
-        from orcaserve.data_plane.torch_distributed import StoreAddress, TorchDataPlane  # late: it brings torch
+        """The near road to the workers of this machine, the far one to others: torch comes where there are some."""
+        place, memory = self._place, self._site.memory
+        if memory is None:
+            return self._far(start)
+        from orcaserve.data_plane.shared_memory import SharedMemoryPlane
+
+        near = SharedMemoryPlane(place, memory)
+        return near if len(memory.ranks) == place.n_ranks else MixedPlane(place, memory.ranks, near, self._far(start))
+
+    def _far(self, start: wire.Start) -> DataPlane:
+        from orcaserve.data_plane.torch_distributed import StoreAddress, TorchDataPlane
 
         site = self._site
         if start.rendezvous:

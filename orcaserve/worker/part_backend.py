@@ -90,6 +90,8 @@ class PartBackend:
 
     def join(self, plane: DataPlane) -> None:
         self._plane = plane
+        if plane.sums is not None:
+            self._model.sum_by(plane.sums)
 
     def expect(self, n_rows: int) -> None:
         incoming = None if self._part.first else self._plane.receive(n_rows, self.spec.hidden_size)

@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from orcaserve.checkpoint.converted import is_converted
 from orcaserve.config import EngineConfig, ParallelConfig
 from orcaserve.core import ConfigError
+from orcaserve.data_plane import memory
 from orcaserve.data_plane.protocol import Place
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part, share
@@ -19,7 +20,7 @@ class Plan:
 
     def __init__(self, spec: ModelSpec, parallel: ParallelConfig) -> None:
         self.spec = spec
-        self._stages = split_layers(spec.n_layers, parallel)
+        self._stages = split_layers(spec, parallel)
         n_stages, n_shards = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
         self.places = [Place(s, r, n_stages, n_shards) for s in range(n_stages) for r in range(n_shards)]
         self.parts = [self.part(place) for place in self.places]  # all of them: one that is impossible shows here
@@ -33,8 +34,8 @@ class Plan:
             raise ConfigError("--device", f"only a CPU runs parts of a model: leave out {flag}, or take --device cpu")
         if is_converted(config.model.path):
             raise ConfigError(flag, "a converted model is packed as a whole: give the files that it was made from")
-        if find_spec("torch") is None:
-            raise ConfigError(flag, "workers exchange numbers through PyTorch: pip install 'orcaserve[torch]'")
+        if (config.nodes.n_nodes > 1 or not memory.AVAILABLE) and find_spec("torch") is None:
+            raise ConfigError(flag, "these workers exchange numbers through PyTorch: pip install 'orcaserve[torch]'")
         with ModelFiles(config.model.path) as files:
             return cls(files.spec, parallel)
 
@@ -42,13 +43,25 @@ class Plan:
         return Part(self.spec, self._stages[place.stage], place.shard, place.n_shards)
 
 
-def split_layers(n_layers: int, parallel: ParallelConfig) -> list[range]:
-    """The layers of each stage, first to last. Raises ConfigError."""
-    n_stages, split = parallel.pipeline_parallel_size, parallel.layer_split
+def split_layers(spec: ModelSpec, parallel: ParallelConfig) -> list[range]:
+    """The layers of each stage, first to last: as asked for, or so that the longest stage takes the least time. A stage
+    takes as long as it has weights, those of the output head in the last one included. Raises ConfigError."""
+    n_layers, n_stages, split = spec.n_layers, parallel.pipeline_parallel_size, parallel.layer_split
     if split is not None:
         if sum(split) != n_layers:
             raise ConfigError("--layer-split", f"adds up to {sum(split)} layers, and the model has {n_layers}")
         return [range(start, stop) for start, stop in pairwise(accumulate(split, initial=0))]
     if n_stages > n_layers:
         raise ConfigError("--pipeline-parallel-size", f"must be at most {n_layers}: the model has so many layers")
-    return [share(n_layers, stage, n_stages) for stage in range(n_stages)]
+    if n_stages == 1:
+        return [range(n_layers)]
+    n_before, head = n_stages - 1, spec.head_weights / spec.layer_weights
+
+    def with_last(n: int) -> list[range]:
+        return [*(share(n_layers - n, stage, n_before) for stage in range(n_before)), range(n_layers - n, n_layers)]
+
+    def badness(stages: list[range]) -> tuple[float, float]:
+        costs = [*map(len, stages[:-1]), len(stages[-1]) + head]
+        return max(costs), sum(cost**2 for cost in costs)
+
+    return min(map(with_last, range(1, n_layers - n_before + 1)), key=badness)

@@ -26,7 +26,6 @@ from orcaserve.core import ConfigError, EngineError, FinishReason, IterationRepo
 from orcaserve.core import SamplingParams as Params
 from orcaserve.engine.host import EngineHost
 
-pytest.importorskip("torch")
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
 Alive = Callable[[int], bool]
@@ -187,7 +186,7 @@ def test_layers_as_asked_for_and_a_timeline(odd_model: Path, expected: dict[int,
     config = settings(odd_model, 2, layer_split=(4, 1), timeline=path)
     with Running(config) as engine:
         for pid in workers(os.getpid()).values():
-            assert all(address.startswith("0100007F:") for address in network_sockets(pid)), "loopback only"
+            assert network_sockets(pid) == [], "on one machine nobody listens"
         assert engine.run(some_requests()) == expected
     trace = json.loads(path.read_text())
     work = [event for event in trace["traceEvents"] if event.get("cat") == "compute"]
@@ -329,8 +328,7 @@ async def test_the_endpoint_hears_of_a_lost_worker(odd_model: Path, alive: Alive
     client = await engine.connect(60)
     pids = workers(engine.pid)
     assert set(pids) == {"s0r0", "s1r0"} and client.facts.n_workers == 2
-    assert not has_torch(engine.pid), "only workers need it"
-    assert all(has_torch(pid) for pid in pids.values())
+    assert not any(has_torch(pid) for pid in (engine.pid, *pids.values())), "on one machine nobody needs it"
     stream = client.submit(Request(1, [3, 4], Params(max_tokens=2000, temperature=0)))
     await anext(stream)
     os.kill(pids["s0r0"], signal.SIGKILL)

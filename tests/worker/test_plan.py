@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig
+from orcaserve.config import EngineConfig, ModelConfig, NodesConfig, ParallelConfig
 from orcaserve.core import ConfigError
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.spec import ModelSpec
@@ -23,23 +24,38 @@ def spec(odd_model: Path) -> ModelSpec:
         return files.spec
 
 
-@given(n_layers=st.integers(1, 200), n_stages=st.integers(1, 20))
-def test_layers_are_divided_evenly(n_layers: int, n_stages: int) -> None:
+@given(n_layers=st.integers(1, 200), n_stages=st.integers(1, 20), vocab=st.integers(1, 20_000))
+def test_layers_are_divided_by_what_they_cost(n_layers: int, n_stages: int, vocab: int, spec: ModelSpec) -> None:
+    """No layer can be moved to a stage beside it such that the longer one of the two gets shorter."""
     assume(n_stages <= n_layers)
-    stages = split_layers(n_layers, ParallelConfig(n_stages))
+    sizes = replace(spec, n_layers=n_layers, vocab_size=vocab)
+    stages = split_layers(sizes, ParallelConfig(n_stages))
     assert [layer for stage in stages for layer in stage] == list(range(n_layers))
-    sizes = [len(stage) for stage in stages]
-    assert max(sizes) - min(sizes) <= 1
+    lengths = [len(stage) for stage in stages]
+    assert min(lengths) > 0
+    costs = [length * sizes.layer_weights for length in lengths]
+    costs[-1] += sizes.head_weights
+    for one, other in pairwise(range(n_stages)):
+        longer, shorter = (one, other) if costs[one] > costs[other] else (other, one)
+        assert lengths[longer] == 1 or costs[shorter] + sizes.layer_weights >= costs[longer]
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=8))
-def test_layers_are_divided_as_asked_for(split: list[int]) -> None:
+def test_the_head_of_the_default_model_counts_as_eight_layers(spec: ModelSpec) -> None:
+    sizes = replace(spec, n_layers=30, hidden_size=576, vocab_size=49_152, n_heads=9, n_kv_heads=3, head_dim=64,
+                    intermediate_size=1536, gated=True)  # fmt: skip
+    assert [len(stage) for stage in split_layers(sizes, ParallelConfig(2))] == [19, 11]
+    assert [len(stage) for stage in split_layers(sizes, ParallelConfig(3))] == [13, 13, 4]
+    assert [len(stage) for stage in split_layers(sizes, ParallelConfig(30))] == [1] * 30
+
+
+@given(split=st.lists(st.integers(1, 20), min_size=1, max_size=8))
+def test_layers_are_divided_as_asked_for(split: list[int], spec: ModelSpec) -> None:
     parallel = ParallelConfig(len(split), layer_split=tuple(split))
-    stages = split_layers(sum(split), parallel)
+    stages = split_layers(replace(spec, n_layers=sum(split)), parallel)
     assert [len(stage) for stage in stages] == split
     assert [layer for stage in stages for layer in stage] == list(range(sum(split)))
     with pytest.raises(ConfigError, match="--layer-split"):
-        split_layers(sum(split) + 1, parallel)
+        split_layers(replace(spec, n_layers=sum(split) + 1), parallel)
 
 
 @given(n_kv_heads=st.integers(1, 16), group=st.integers(1, 4), n_shards=st.integers(1, 16), mlp=st.integers(1, 4000))
@@ -59,7 +75,7 @@ def test_places_and_parts(spec: ModelSpec) -> None:
     cut = Plan(spec, ParallelConfig(2, 3))
     assert [place.name for place in cut.places] == ["s0r0", "s0r1", "s0r2", "s1r0", "s1r1", "s1r2"]
     assert [place.rank for place in cut.places] == list(range(6))
-    assert [part.layers for part in cut.parts] == [range(2)] * 3 + [range(2, 5)] * 3
+    assert [part.layers for part in cut.parts] == [range(3)] * 3 + [range(3, 5)] * 3
 
 
 @pytest.mark.parametrize(
@@ -82,8 +98,13 @@ def test_impossible(parallel: dict[str, object], name: str, spec: ModelSpec) -> 
 
 def test_without_torch(odd_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "find_spec", lambda name: None)
+    config = EngineConfig(ModelConfig(odd_model, "odd"), parallel=ParallelConfig(2))
+    assert len(Plan.read(config).places) == 2
     with pytest.raises(ConfigError, match=r"--pipeline-parallel-size.*pip install"):
-        Plan.read(EngineConfig(ModelConfig(odd_model, "odd"), parallel=ParallelConfig(2)))
+        Plan.read(replace(config, nodes=NodesConfig(2, "127.0.0.1:7000")))
+    monkeypatch.setattr(plan.memory, "AVAILABLE", False)
+    with pytest.raises(ConfigError, match=r"--pipeline-parallel-size.*pip install"):
+        Plan.read(config)
 
 
 def test_settings_survive_their_way_to_a_worker(odd_model: Path) -> None:
