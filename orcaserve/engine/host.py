@@ -77,7 +77,7 @@ class EngineHost:
         except Exception:
             executor.close()
             raise
-        engine = LocalEngine(worker, executor, config.parallel.timeline)
+        engine = LocalEngine(worker, executor, config.parallel.timeline, config.parallel.device_timeout)
         return cls(engine, worker.facts, config.kv.page_size, report, on_failure)
 
     def submit(self, requests: Sequence[Request]) -> None:
