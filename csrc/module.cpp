@@ -33,7 +33,8 @@ NB_MODULE(_kernels, m) {
             new (self) orcaserve::Team(n_threads);
           },
           nb::arg("n_threads"))
-      .def_prop_ro("n_threads", &orcaserve::Team::n_threads);
+      .def_prop_ro("n_threads", &orcaserve::Team::n_threads)
+      .def_prop_ro("progress", &orcaserve::Team::progress);
 
   bind_linear(m);
   bind_rows(m);

@@ -117,6 +117,15 @@ int64_t Team::take_from(int queue) {
   return queues_[static_cast<size_t>(queue)].next[generation & 1].fetch_add(1, std::memory_order_relaxed);
 }
 
+uint64_t Team::progress() const {
+  // Barriers in the upper half; units since the last one, which only grow until the next, in the lower.
+  const uint32_t generation = generation_.load(std::memory_order_relaxed);
+  auto units = static_cast<uint32_t>(next_unit_.load(std::memory_order_relaxed));
+  for (const Queue& queue : queues_)
+    units += static_cast<uint32_t>(queue.next[generation & 1].load(std::memory_order_relaxed));
+  return uint64_t{generation} << 32 | units;
+}
+
 void Team::wait_while(const std::atomic<uint32_t>& value, uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {
     if (value.load(std::memory_order_acquire) != old) return;

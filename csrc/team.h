@@ -44,6 +44,10 @@ class Team {
   // The same for the queue of one member.
   int64_t take_from(int queue);
 
+  // A number that changes whenever a unit is taken or a barrier is passed, and only then; for any thread, at any time. While a
+  // run is under way and it stays the same, every member is in the midst of a unit, or waits for one that is.
+  uint64_t progress() const;
+
  private:
   void serve(int member);
   void share();

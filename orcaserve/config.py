@@ -116,6 +116,7 @@ class ParallelConfig:
     timeline: where to write what each worker did when, or None; with a picture beside it.
     data_parallel_size: how many engines with the same settings share this machine: its cores and memory are divided,
     where no setting says how much each takes.
+    device_timeout: seconds without any progress in an iteration after which a worker's device is taken for hung.
     """
 
     pipeline_parallel_size: int = 1
@@ -124,6 +125,7 @@ class ParallelConfig:
     worker_timeout: float = 30.0
     timeline: Path | None = None
     data_parallel_size: int = 1
+    device_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         _check_at_least("--pipeline-parallel-size", self.pipeline_parallel_size, 1)
@@ -139,8 +141,9 @@ class ParallelConfig:
                     "--layer-split",
                     f"names {len(self.layer_split)} stages, --pipeline-parallel-size {self.pipeline_parallel_size}",
                 )
-        if not 1 <= self.worker_timeout <= 3600:
-            raise ConfigError("--worker-timeout", "must be from 1 to 3600 seconds")
+        for name, seconds in (("--worker-timeout", self.worker_timeout), ("--device-timeout", self.device_timeout)):
+            if not 1 <= seconds <= 3600:
+                raise ConfigError(name, "must be from 1 to 3600 seconds")
 
     @property
     def n_workers(self) -> int:

@@ -1,6 +1,7 @@
 // The team of threads: every unit once, nobody through a barrier before all have come, and nothing lost when members
 // sleep.
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <ctime>
 #include <functional>
@@ -124,6 +125,34 @@ void sleeps_when_idle() {
   expect(used < 0.02, "an idle team used " + std::to_string(used) + " s of processor time in 0.2 s");
 }
 
+// What another thread sees of the work: every unit and every barrier, and nothing while there is none.
+void shows_progress(int n_threads) {
+  Team team(n_threads);
+  std::atomic<bool> over{false};
+  std::thread onlooker([&] {
+    while (!over) team.progress();
+  });
+  std::atomic<int> faults{0};
+  run(team, [&](int member) {
+    for (int phase = 0; phase < 50; ++phase) {
+      const uint64_t before = team.progress();
+      if (phase % 2)
+        team.take_from(member);
+      else
+        team.take();
+      const uint64_t taken = team.progress();
+      team.barrier(member);
+      faults += taken == before || team.progress() == taken;
+      team.barrier(member);
+    }
+  });
+  over = true;
+  onlooker.join();
+  expect(faults == 0, "a unit or a barrier did not show");
+  const uint64_t idle = team.progress();
+  expect(team.progress() == idle, "an idle team moves");
+}
+
 constexpr int64_t kReport = Sharing::kReportNs;
 
 // Reports until a member that was counted out is tried again.
@@ -199,6 +228,7 @@ void check_team(Report& report) {
     const std::string team = "team of " + std::to_string(n_threads);
     report.check(team + ": many rounds", [&] { many_rounds(n_threads); });
     report.check(team + ": members that sleep", [&] { rounds_that_sleep(n_threads); });
+    report.check(team + ": progress", [&] { shows_progress(n_threads); });
   }
   report.check("teams begin and end", start_and_end);
   report.check("two teams at once", two_teams_at_once);

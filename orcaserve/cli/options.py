@@ -173,6 +173,15 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)g)",
     )
     group.add_argument(
+        "--device-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="a worker that has begun no further piece of an iteration for so long (some rows of a matrix, say: a piece "
+        "takes milliseconds, however long the iteration) is taken for hung; so is a group in which nothing moves "
+        "(default: %(default)g)",
+    )
+    group.add_argument(
         "--timeline",
         type=Path,
         metavar="FILE",
@@ -189,6 +198,7 @@ def _parallel_config(args: argparse.Namespace) -> ParallelConfig:
         tensor_parallel_size=args.tensor_parallel_size,
         layer_split=split,
         worker_timeout=args.worker_timeout,
+        device_timeout=args.device_timeout,
         timeline=args.timeline and Path(os.path.abspath(args.timeline)),
     )
 

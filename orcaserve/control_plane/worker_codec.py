@@ -7,10 +7,10 @@ disagree, for a mistake of our own is better seen here than in the kernels.
 from __future__ import annotations
 
 import orcaserve.core as core
-from orcaserve.control_plane import engine_pb2 as engine_wire
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.codec import decode_sampling, encode_sampling
 from orcaserve.core import Batch, BatchEntry, ConfigError, EngineError, IterationResult, ModelError, OrcaServeError
+from orcaserve.core.beats import Beat
 from orcaserve.core.request import Phase
 from orcaserve.core.spans import IterationSpans, Span
 
@@ -100,8 +100,14 @@ def decode_spans(message: wire.Spans) -> IterationSpans:
     return IterationSpans(message.iteration, message.n_requests, message.n_tokens, spans)
 
 
-def encode_heartbeat() -> wire.FromWorker:
-    return wire.FromWorker(heartbeat=engine_wire.Heartbeat())
+def encode_beat(beat: Beat) -> wire.FromWorker:
+    return wire.FromWorker(
+        beat=wire.Beat(busy=beat.busy, n_run=beat.n_run, progress=beat.progress, waits_for=beat.waits_for)
+    )
+
+
+def decode_beat(message: wire.Beat) -> Beat:
+    return Beat(message.busy, message.n_run, message.progress, message.waits_for)
 
 
 def encode_failure(error: OrcaServeError) -> wire.FromWorker:

@@ -72,20 +72,20 @@ class Forwarded(_message.Message):
     def __init__(self) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("loaded", "ready", "result", "spans", "failure", "heartbeat")
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat")
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
-    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
     loaded: Loaded
     ready: Ready
     result: Result
     spans: Spans
     failure: WorkerFailure
-    heartbeat: _engine_pb2.Heartbeat
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., heartbeat: _Optional[_Union[_engine_pb2.Heartbeat, _Mapping]] = ...) -> None: ...
+    beat: Beat
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("version", "slot_bytes", "free_bytes")
@@ -100,6 +100,18 @@ class Loaded(_message.Message):
 class Ready(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("busy", "n_run", "progress", "waits_for")
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    N_RUN_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FOR_FIELD_NUMBER: _ClassVar[int]
+    busy: bool
+    n_run: int
+    progress: int
+    waits_for: str
+    def __init__(self, busy: _Optional[bool] = ..., n_run: _Optional[int] = ..., progress: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("iteration", "tokens", "failures", "seconds")

@@ -81,7 +81,7 @@ class EngineHost:
         except Exception:
             executor.close()
             raise
-        engine = LocalEngine(worker, executor, config.parallel.timeline)
+        engine = LocalEngine(worker, executor, config.parallel.timeline, config.parallel.device_timeout)
         return cls._over(engine, worker.facts, config, report, on_failure)
 
     @classmethod

@@ -21,6 +21,7 @@ from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH, target_of, worker_socket
 from orcaserve.control_plane.worker_client import WorkerLink
 from orcaserve.core import ConfigError, EngineError, OrcaServeError
+from orcaserve.core.beats import Standstills
 from orcaserve.data_plane.memory import SharedMemory, shared_by
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines, RemoteWorker
@@ -67,6 +68,10 @@ class WorkerGroup:
         self._lock = threading.Lock()
         self._said: dict[Place, OrcaServeError] = {}  # what workers said of their own failures
         self._silent: list[Place] = []  # whose streams have ended, or who sent no heartbeat
+        self._standstills = Standstills.within(
+            (place.name for place in places), config.parallel.device_timeout, config.parallel.worker_timeout
+        )
+        self._hangs: EngineError | None = None
         self._heard: dict[Place, float] = {}  # when, on time.monotonic()
         self._losing = self._closing = self._started = False
         self._lost: OrcaServeError | None = None
@@ -210,12 +215,19 @@ class WorkerGroup:
         if message.HasField("failure"):
             self._said.setdefault(place, codec.decode_failure(message.failure))
             self._lose(place)
-        elif message.HasField("heartbeat"):
-            pass
+        elif message.HasField("beat"):
+            self._look_at(place, message.beat)
         elif message.HasField("loaded") or message.HasField("ready"):
             self._news.put((place, message))
         else:
             self._on_message(place, message)
+
+    def _look_at(self, place: Place, beat: wire.Beat) -> None:
+        if words := self._standstills.take(place.name, codec.decode_beat(beat)):
+            worker, timeout = self._processes[place], self._config.parallel.device_timeout
+            who = f"worker {place.name} (process {worker.pid}{worker.where})"
+            self._hangs = EngineError(f"{who} {words} for {timeout:g} s")
+            self._lose(place)
 
     def _lose(self, place: Place, silent: bool = False) -> None:
         with self._lock:
@@ -244,6 +256,8 @@ class WorkerGroup:
         for node in self._machines.nodes:
             if node.gone:
                 return EngineError(f"the machine {node.name} is gone")
+        if self._hangs is not None:
+            return self._hangs
         for sayer, error in self._said.items():
             return error if not isinstance(error, EngineError) else EngineError(f"worker {sayer.name}: {error}")
         for silent in self._silent:

@@ -21,6 +21,9 @@ class Team:
     def __init__(self, n_threads: int) -> None: ...
     @property
     def n_threads(self) -> int: ...
+    @property
+    def progress(self) -> int:
+        """Changes whenever a unit of work is begun, and only then. Any thread, also while others run the kernels."""
 
 class KVRegion:
     def __init__(

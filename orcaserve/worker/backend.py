@@ -43,6 +43,9 @@ class Backend(Protocol):
     def sampler(self) -> Sampler: ...
     @property
     def slot_bytes(self) -> int: ...
+    @property
+    def progress(self) -> int:
+        """Changes whenever a piece of an iteration is begun, and only then. Any thread, also during `iterate`."""
 
     def allocate(self, n_pages: int) -> None:
         """Make the K/V region. Called once, before the first iteration."""

@@ -16,6 +16,7 @@ from orcaserve.control_plane.channel import target_of, tcp_target, worker_socket
 from orcaserve.control_plane.worker_client import NextStage
 from orcaserve.control_plane.worker_service import WorkerServer
 from orcaserve.core import Batch, EngineError, OrcaServeError
+from orcaserve.core.beats import Beat, period
 from orcaserve.core.spans import FORWARD, IterationSpans, Span
 from orcaserve.data_plane.memory import SharedMemory
 from orcaserve.data_plane.mixed import MixedPlane
@@ -26,11 +27,11 @@ from orcaserve.worker.facts import n_threads_for
 from orcaserve.worker.part_backend import PartBackend
 from orcaserve.worker.plan import Plan
 from orcaserve.worker.resources import available_memory
+from orcaserve.worker.watched_plane import WatchedPlane
 from orcaserve.worker.worker import Worker
 
 JOIN_TIMEOUT = 60.0  # s for all workers to meet once their weights are loaded
 ORDER_GRACE = 0.5  # s; an engine that ends does not reach all workers at once
-BEATS = 4  # heartbeats in the time after which a worker is taken for lost
 RENDEZVOUS = "rendezvous"  # file in the workers' folder
 
 _log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class WorkerController:
         self._next: NextStage | None = None
         self._answers = place.last and place.shard == 0
         self._records = config.parallel.timeline is not None
+        self._n_taken = self._n_run = 0  # iterations
         self._joined, self._over = threading.Event(), threading.Event()
         self.exit_code = 0
 
@@ -90,8 +92,9 @@ class WorkerController:
             self._fail(error, "loading failed")
         self._joined.wait()
         on_joined()
-        while not self._over.wait(self._config.parallel.worker_timeout / BEATS):
-            self._server.send(codec.encode_heartbeat())
+        parallel = self._config.parallel
+        while not self._over.wait(period(parallel.device_timeout, parallel.worker_timeout)):
+            self._server.send(codec.encode_beat(self._beat()))
         self._server.close(attach_grace=JOIN_TIMEOUT if self.exit_code else 0.0)
 
     def start(self, start: wire.Start) -> None:
@@ -121,6 +124,7 @@ class WorkerController:
         except Exception as error:
             self._fail(error, f"iteration {iteration.number} could not be taken")
         else:
+            self._n_taken += 1
             self._executor.post(lambda: self._run(batch, span))
 
     def lose(self, who: str) -> None:
@@ -138,7 +142,8 @@ class WorkerController:
 
     def _join(self, start: wire.Start) -> None:
         self._worker = Worker.over(self._backend, self._config, start.n_slots)
-        self._backend.join(self._meet(start))
+        self._plane = WatchedPlane(self._meet(start), self._place)
+        self._backend.join(self._plane)
 
     def _meet(self, start: wire.Start) -> DataPlane:
         """The near road to the workers of this machine, the far one to others: torch comes where there are some."""
@@ -160,6 +165,11 @@ class WorkerController:
         assert site.folder is not None, "elsewhere there is a store"
         return TorchDataPlane(self._place, site.folder / RENDEZVOUS, JOIN_TIMEOUT)
 
+    def _beat(self) -> Beat:
+        """Once it has joined."""
+        n_run = self._n_run  # first: an iteration that ends meanwhile leaves it busy for a beat, not idle
+        return Beat(n_run < self._n_taken, n_run, self._backend.progress, self._plane.waits_for)
+
     def _run(self, batch: Batch, forwarded: Span) -> None:
         """On the device executor's thread."""
         if self._over.is_set():
@@ -178,6 +188,7 @@ class WorkerController:
         if self._answers:
             self._server.send(codec.encode_result(result))
         self._backend.spans.clear()
+        self._n_run += 1
 
     def _fail(self, error: Exception, what: str) -> None:
         """Tell the master, and end. What an iteration has left behind is unknown."""

@@ -31,7 +31,7 @@ class NativeBackend:
         self._page_size = config.kv.page_size
         if self._page_size % PAGE_SIZE_STEP:
             raise ConfigError("page_size", f"must be a multiple of {PAGE_SIZE_STEP} on a CPU")
-        team = _kernels.Team(n_threads)
+        self._team = team = _kernels.Team(n_threads)
         if is_converted(config.model.path):
             self.spec, precision, weights = _load_converted(config.model, n_threads)
         else:
@@ -45,6 +45,10 @@ class NativeBackend:
         self._storage = precision.kv
         self.sampler = Sampler(team)
         self.slot_bytes = slot_bytes(self.spec, self._storage)
+
+    @property
+    def progress(self) -> int:
+        return self._team.progress
 
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._storage)

@@ -64,7 +64,8 @@ class PartBackend:
         if part.spec.head_dim % 4:
             raise UnsupportedModel(f"heads of {part.spec.head_dim} dimensions are not supported, only multiples of 4")
         self.spec, self._part = part.spec, part
-        team, model = _kernels.Team(n_threads), config.model
+        self._team = team = _kernels.Team(n_threads)
+        model = config.model
         with ModelFiles(model.path) as files:
             precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds).with_kv(config.kv.dtype)
             _log.info("layers %d to %d: %s", part.layers.start, part.layers.stop - 1, precision.text)
@@ -84,6 +85,10 @@ class PartBackend:
         self._expected: deque[tuple[int, Incoming | None]] = deque()  # rows of iterations to come, and their receives
         self._passed_on = False  # whether the iteration under way has been
         self.spans: list[Span] = []
+
+    @property
+    def progress(self) -> int:
+        return self._team.progress
 
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self._part.own_spec, n_pages, self._page_size, self._storage)

@@ -29,6 +29,10 @@ class ReferenceBackend:
         self.sampler = Sampler()
         self.slot_bytes = 2 * self.spec.n_layers * self.spec.kv_size * STORAGE[self._kv_dtype].itemsize
 
+    @property
+    def progress(self) -> int:
+        return self._model.n_steps
+
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
 

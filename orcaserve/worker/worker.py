@@ -43,6 +43,11 @@ class Worker:
         backend.allocate(kv.n_pages)
         return cls(backend, kv, engine_facts(config, backend.spec, n_slots))
 
+    @property
+    def progress(self) -> int:
+        """Changes whenever a piece of an iteration is begun; for any thread."""
+        return self._backend.progress
+
     def run(self, batch: Batch) -> IterationResult:
         """One iteration: drop, extend, forward, sample. What is wrong with one entry fails that request alone."""
         started = time.perf_counter()

@@ -165,3 +165,38 @@ def _drain(get: Callable[[], IterationReport], empty: Callable[[], bool]) -> lis
     while not empty():
         news += get().progress
     return news
+
+
+class MovingWorker(FakeWorker):
+    """Whose iterations take as long as the test likes, and which moves as long as it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves = True
+        self._n_looks = 0
+
+    @property
+    def progress(self) -> int:
+        self._n_looks += self.moves
+        return self._n_looks
+
+
+def test_a_device_that_does_not_move_in_an_iteration_is_a_failure_and_is_not_waited_for() -> None:
+    worker, events = MovingWorker(), SimpleQueue[EngineEvent]()
+    engine = LocalEngine(worker, DeviceExecutor("worker s0r0"), device_timeout=0.2)
+    worker.moves = False
+    engine.start(events.put)
+    time.sleep(0.6)
+    assert events.empty(), "without work nothing has to move"
+    worker.moves = True
+    worker.gate.clear()
+    engine.submit(batch(1))
+    time.sleep(0.6)
+    assert events.empty(), "it is slow, and moves"
+    worker.moves = False
+    failure = events.get(timeout=5)
+    assert isinstance(failure, EngineFailure) and failure.message.endswith("its device has begun nothing for 0.2 s")
+    engine.close()
+    worker.gate.set()
+    time.sleep(0.1)
+    assert events.empty(), "what comes late is not delivered"

@@ -26,7 +26,10 @@ from orcaserve.model.weights import Layer, Weights
 
 
 class Transformer:
-    """A loaded model. Remembers nothing between calls but its weights."""
+    """A loaded model. Remembers nothing between calls but its weights.
+
+    n_steps: halves of layers that were run or, on a device that runs them later, begun; any thread may look.
+    """
 
     def __init__(self, spec: ModelSpec, weights: Weights[Linear, Norm, Embedding]) -> None:
         self.spec = spec
@@ -35,6 +38,7 @@ class Transformer:
         self.device = weights.norm.weight.device
         self.dtype = weights.norm.weight.dtype
         self._rope = Rope(spec.rope) if spec.rope else None
+        self.n_steps = 0
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, layout: Layout, kv: KVRegion) -> Tensor:
@@ -49,7 +53,9 @@ class Transformer:
         for index, layer in enumerate(self.weights.layers):
             q, k, v = self._queries_keys_values(layer, layer.attention_norm(x), angles)
             x = x + layer.out(self.attention(q, k, v, index, layout, kv))
+            self.n_steps += 1
             x = x + mlp(layer.mlp_norm(x), layer.up, layer.down, self.spec.activation, self.spec.gated)
+            self.n_steps += 1
         last = x[torch.from_numpy(layout.last_rows).long().to(self.device)]
         return self.weights.head(self.weights.norm(last)).float()
 
