@@ -39,7 +39,8 @@ struct Matrix {
   int n_out;
   int n_in;
   int n_in_padded;
-  int group;    // kInt8: inputs that share a scale, a multiple of kHadamard; kInt4: kInt4Block; else n_in_padded
+  int group;    // kInt8: inputs that share a scale, a multiple of kHadamard that divides n_in_padded, at most kMaxGroup (pack.h);
+                // kInt4: kInt4Block; else n_in_padded
   int n_panels;
   int64_t panel_bytes;
   const uint8_t* panels;  // 64-byte aligned

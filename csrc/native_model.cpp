@@ -15,6 +15,12 @@ void require(bool ok, const std::string& message) {
   if (!ok) throw std::invalid_argument(message);
 }
 
+// A shard of an int8 matrix keeps the groups of the whole, or parts of them; else they follow from the format.
+bool fits_group(const Matrix& w) {
+  if (w.format != Format::kInt8) return w.group == group_inputs(w.format, w.n_in_padded);
+  return w.group > 0 && w.group <= kMaxGroup && w.group % kHadamard == 0 && w.n_in_padded % w.group == 0;
+}
+
 void check_norm(const NormWeights& norm, Norm kind, const char* what) {
   require(norm.weight != nullptr, std::string(what) + " has no weight");
   require(kind == Norm::kLayer || norm.bias == nullptr, std::string(what) + " of kind RMS has a bias");
@@ -27,8 +33,7 @@ void check_matrix(const Matrix& w, const char* what, int n_out, int n_in, bool i
   require(w.n_out == n_out && w.n_in == n_in,
           name + " is [" + std::to_string(w.n_out) + ", " + std::to_string(w.n_in) + "], must be [" +
               std::to_string(n_out) + ", " + std::to_string(n_in) + "]");
-  require(w.n_in_padded == padded_inputs(w.format, n_in) && w.group == group_inputs(w.format, w.n_in_padded),
-          name + " has groups of a wrong size");
+  require(w.n_in_padded == padded_inputs(w.format, n_in) && fits_group(w), name + " has groups of a wrong size");
   const int parts = interleaved ? 2 : 1;
   require(w.n_panels == parts * ((n_out / parts + kPanel - 1) / kPanel), name + " has a wrong number of panels");
   require(w.panel_bytes == panel_bytes(w.format, w.n_in_padded, w.group), name + " has panels of a wrong size");

@@ -38,21 +38,21 @@ class MappedFile:
         assert out.shape == info.shape and out.flags.c_contiguous
         stored = np.frombuffer(self.data, np.uint8)[info.offset : info.offset + info.n_bytes]
         dequantise(info.kind, stored, out.reshape(-1))
-        self._forget(info)
+        self.forget(info)
         return out
 
     def stored(self, info: TensorInfo, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
         """A copy of the tensor's bytes as they are stored, one row of its shape per row: of all, or of `rows` alone."""
         whole = self.mapped(info).reshape(info.shape[0], -1)
         copy = whole.copy() if rows is None else np.concatenate([whole[run.start : run.stop] for run in rows])
-        self._forget(info)
+        self.forget(info)
         return copy
 
     def mapped(self, info: TensorInfo) -> NDArray[np.uint8]:
         """The tensor's bytes as they lie in the file, read-only and not copied."""
         return np.frombuffer(self.data, np.uint8)[info.offset : info.offset + info.n_bytes]
 
-    def _forget(self, info: TensorInfo) -> None:
+    def forget(self, info: TensorInfo) -> None:
         """Tell the system that these pages are not needed again: they would count as this process's memory."""
         if hasattr(mmap, "MADV_DONTNEED"):
             start = info.offset // mmap.PAGESIZE * mmap.PAGESIZE

@@ -82,6 +82,10 @@ class SafetensorsFile:
         """Its bytes, in one dimension, read-only and not copied: the file must stay open. KeyError as above."""
         return self._file.mapped(self.tensors[name])
 
+    def forget(self, name: str) -> None:
+        """Its bytes will not be needed again soon: they no longer count as this process's memory. KeyError as above."""
+        self._file.forget(self.tensors[name])
+
     def close(self) -> None:
         self._file.close()
 

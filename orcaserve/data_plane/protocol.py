@@ -6,6 +6,8 @@
     stage 1      [s1r0] <sums>  [s1r1]
                    ^---- logits --'          of its vocabulary, to shard 0 of the last stage
 
+Before the first iteration, while the model is watched, rows also go from any worker to any other one.
+
 Both sides of every transfer know its size from the control message, so no size, id or object travels here.
 """
 
@@ -82,5 +84,11 @@ class DataPlane(Protocol):
 
     def gather(self, own: Floats, widths: list[int]) -> Floats | None:
         """Columns of all shards side by side at shard 0, None elsewhere. own: [rows, widths[shard]], contiguous."""
+
+    def send_to(self, rank: int, rows: Floats) -> None:
+        """Before the first iteration: contiguous rows to any worker. Returns when they may be changed again."""
+
+    def receive_from(self, rank: int, n_rows: int, width: int) -> Floats:
+        """What that worker sends to this one."""
 
     def close(self) -> None: ...

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from orcaserve.data_plane.protocol import Floats, NeighbourLost, Place
 
-_HIDDEN, _SUM, _LOGITS = 1, 2, 3  # tags: transfers of one kind keep their order
+_HIDDEN, _SUM, _LOGITS, _WATCHED = 1, 2, 3, 4  # tags: transfers of one kind keep their order
 _PATIENCE = timedelta(hours=1)  # a stage may compute a long prompt for minutes. Who is lost is seen elsewhere.
 
 
@@ -137,6 +137,12 @@ class TorchDataPlane:
             if shard
         ]
         return np.concatenate([own, *(receive.wait() for receive in incoming)], axis=1)
+
+    def send_to(self, rank: int, rows: Floats) -> None:
+        self._send_all(rows, [rank], _WATCHED)
+
+    def receive_from(self, rank: int, n_rows: int, width: int) -> Floats:
+        return _Receive(self._group, np.empty((n_rows, width), np.float32), rank, _WATCHED).wait()
 
     def close(self) -> None:
         self._sent.clear()

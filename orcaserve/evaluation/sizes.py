@@ -17,9 +17,8 @@ from orcaserve.checkpoint.tensor_info import TensorInfo
 from orcaserve.config import EngineConfig
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.spec import ModelSpec
-from orcaserve.native.packed_model import load_packed
+from orcaserve.native.packed_model import PackedFile
 from orcaserve.native.precision import FULL_KINDS, INT4_KINDS, choose_precision
-from orcaserve.worker.resources import available_cores
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 20 / 32}  # int4: 32 halves of a byte, scale and minimum
 
@@ -38,7 +37,8 @@ def how_held(config: EngineConfig) -> Held:
     """Every `auto` decided, as the engine decides it. Raises ModelError if the files cannot be had."""
     model = config.model
     if is_converted(model.path):
-        spec, precision, _ = load_packed(model.path / WEIGHTS, available_cores())
+        file = PackedFile(model.path / WEIGHTS)
+        spec, precision = file.spec, file.precision
         tensors = SafetensorsFile(model.path / WEIGHTS).tensors.values()
         n_bytes = sum(info.n_bytes for info in tensors)
     else:

@@ -28,6 +28,7 @@ class Parameter:
     """One tensor [rows, width] or [rows] whose sizes are right, or a cut of it.
 
     kind: how its numbers are stored, a name such as F32 or Q4_1. transposed: the file has [width, rows].
+    n_inputs: the whole tensor's width. inputs: which of its columns these are.
     n_turned: number of heads whose rows the file stores as pairs (i, i + half) side by side, 0 for none; here they lie
     as the skeleton wants them, first halves before second halves.
     """
@@ -44,6 +45,8 @@ class Parameter:
         self._n_turned = n_turned
         self._cut = cut
         self._stored_shape = info.shape
+        self.n_inputs = self.shape[1] if len(self.shape) == 2 else 0
+        self.inputs = range(self.n_inputs) if cut is None or cut.columns is None else cut.columns
         if cut is not None:
             width = self.shape[1:] if cut.columns is None else (len(cut.columns),)
             self.shape = (sum(map(len, cut.rows)), *width)
@@ -52,6 +55,11 @@ class Parameter:
         """A cut of a parameter that is none yet."""
         assert self._cut is None
         return Parameter(self._checkpoint, self.name, self.transposed, self._n_turned, cut)
+
+    def with_inputs(self, inputs: range) -> Parameter:
+        """The same rows of other columns."""
+        rows = (range(self.shape[0]),) if self._cut is None else self._cut.rows
+        return Parameter(self._checkpoint, self.name, self.transposed, self._n_turned, Cut(rows, inputs))
 
     def floats(self) -> Floats:
         """Its numbers, contiguous. Raises CheckpointError if one is not finite, UnsupportedModel as `stored` does."""
@@ -103,11 +111,11 @@ class Parameter:
         return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
     def columns(self, inputs: Sequence[int]) -> Floats:
-        """Its numbers [rows, inputs] of these columns. Not of a cut."""
-        assert self._cut is None
+        """Its numbers [rows, inputs] of these columns, counted in the whole tensor."""
         if self.kind not in BLOCK_NUMBERS or self.transposed:
-            return np.ascontiguousarray(self.floats()[:, list(inputs)])
-        return self._in_order(columns(self.kind, self._checkpoint.stored(self.name), inputs))
+            return np.ascontiguousarray(self.floats()[:, [i - self.inputs.start for i in inputs]])
+        stored = self._checkpoint.stored(self.name, None if self._cut is None else self._cut.rows)
+        return self._in_order(columns(self.kind, stored, inputs))
 
     def _in_order(self, rows: np.ndarray) -> np.ndarray:
         if self._n_turned == 0:

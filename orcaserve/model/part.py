@@ -13,6 +13,8 @@ from orcaserve.core.errors import ConfigError
 from orcaserve.model.spec import ModelSpec
 
 COLUMN_UNIT = 64  # of the MLP: no block of a quantised matrix, and no run that is turned as one, is cut through
+_GROUPS = (192, 128)  # columns that share a scale in int8: not cut through either, if shards stay about as even
+_UNEVEN = 1 / 16  # that the largest shard may grow by for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,8 @@ class Part:
     @property
     def columns(self) -> range:
         """Of the MLP."""
-        return share(self.spec.intermediate_size, self.shard, self.n_shards, COLUMN_UNIT)
+        n = self.spec.intermediate_size
+        return share(n, self.shard, self.n_shards, _column_unit(n, self.n_shards))
 
     @property
     def vocabulary(self) -> range:
@@ -85,6 +88,14 @@ class Part:
             n_kv_heads=len(self.kv_heads),
             intermediate_size=len(self.columns),
         )
+
+
+def _column_unit(n: int, n_parts: int) -> int:
+    def largest(unit: int) -> int:
+        return max(len(share(n, part, n_parts, unit)) for part in range(n_parts))
+
+    most = largest(COLUMN_UNIT) * (1 + _UNEVEN)
+    return next((group for group in _GROUPS if n % group == 0 and largest(group) <= most), COLUMN_UNIT)
 
 
 def share(n: int, part: int, n_parts: int, unit: int = 1) -> range:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 
 import numpy as np
@@ -10,7 +11,8 @@ import numpy as np
 from orcaserve.model.parameter import Bytes, Floats, Parameter
 from orcaserve.model.weights import PartWeights, Weights
 from orcaserve.native import _kernels
-from orcaserve.native.packing import Format, PackedMatrix, pack, pack_int4_blocks
+from orcaserve.native.cutting import can_cut, cut_inputs
+from orcaserve.native.packing import Format, PackedMatrix, pack, pack_int4_blocks, pack_int8_groups
 from orcaserve.native.precision import INT4_KINDS, Precision
 
 
@@ -43,6 +45,9 @@ NativePartWeights = PartWeights[PackedMatrix, Norm, Table]
 class NativeBuilder:
     """A WeightsBuilder. The team's threads share the packing of each matrix.
 
+    A shard's matrices have the numbers that the whole ones have, to the bit, unless it is cut between inputs that are
+    turned together, or share a block.
+
     matrices, tables: what was made, by the name of its first parameter.
     """
 
@@ -60,12 +65,27 @@ class NativeBuilder:
 
     def _pack(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool) -> PackedMatrix:
         kinds = {part.kind for part in parts}
-        format = self._precision.format(kinds, parts[0].shape[1])
+        n_in, inputs = parts[0].n_inputs, parts[0].inputs
+        format = self._precision.format(kinds, n_in)
+        if format is Format.INT4 and not can_cut(format, n_in, inputs):
+            format = Format.INT8
         if format is Format.INT4 and kinds <= INT4_KINDS:
             blocks = [(part.kind, part.stored()) for part in parts]
             return pack_int4_blocks(blocks, interleaved=gated, biases=biases, team=self._team)
+        if format is Format.INT8 and len(inputs) < n_in and can_cut(format, n_in, inputs):
+            return self._pack_int8_shard(parts[0], biases)
         floats = [part.floats() for part in parts]
         return pack(floats, format, interleaved=gated, biases=biases, team=self._team)
+
+    def _pack_int8_shard(self, part: Parameter, biases: Sequence[Floats] | None) -> PackedMatrix:
+        """Some inputs of a matrix, with the scales of the whole one: read are all inputs of the groups they are in."""
+        group = _kernels.group_inputs(Format.INT8, _kernels.padded_inputs(Format.INT8, part.n_inputs))
+        own = part.inputs
+        groups = range(own.start // group * group, min(-(-own.stop // group) * group, part.n_inputs))
+        matrix = pack_int8_groups(part.with_inputs(groups).floats(), group, biases, self._team)
+        if groups == own:
+            return matrix
+        return replace(cut_inputs(matrix, range(own.start - groups.start, own.stop - groups.start)), bias=matrix.bias)
 
     def table(self, rows: Parameter) -> Table:
         if rows.kind in RowFormat.__members__:

@@ -103,18 +103,16 @@ class NativeModel:
         """From now on sums over shards are made by these _kernels.SharedSums, on which no Python is run."""
         self._all_reduce = sums
 
-    def observe(self, token_ids: Int32s, layout: Layout, kv: KVRegion) -> list[NDArray[np.float64]]:
-        """Runs the batch; the sums of squares of the inputs of each layer's qkv, out, up, down, and of the head.
-
-        Of a whole model.
-        """
-        assert self.weights.head is not None
+    def observe(
+        self, inputs: Int32s | Floats, layout: Layout, kv: KVRegion
+    ) -> tuple[list[NDArray[np.float64]], Floats]:
+        """Runs the batch: the sums of squares of the inputs of each layer's qkv, out, up, down, and of the head (zeros
+        without one); and the hidden states, or logits of all rows."""
         matrices = [m for layer in self.weights.layers for m in (layer.qkv, layer.out, layer.up, layer.down)]
-        sums = [np.zeros(matrix.n_in) for matrix in (*matrices, self.weights.head)]
-        rows = np.arange(layout.n_tokens, dtype=np.int32)
-        self.forward(token_ids, layout, kv, rows, sums)
+        sums = [*(np.zeros(matrix.n_in) for matrix in matrices), np.zeros(self.spec.hidden_size)]
+        out = self.forward(inputs, layout, kv, np.arange(layout.n_tokens, dtype=np.int32), sums)
         self._logits = np.empty((0, self._logits.shape[1]), np.float32)  # logits of all rows are large
-        return sums
+        return sums, out
 
     def forward(
         self,

@@ -1,8 +1,8 @@
-"""A model's packed weights in one file, and back by mapping: nothing is copied, nothing is packed again.
+"""A model's packed weights in one file, and back by mapping: nothing is packed again.
 
 The file is a safetensors file of bytes. Its metadata holds a JSON text (the model's sizes, how its weights are held,
-for every array its shape, its type and a checksum) and a checksum of that text. So a damaged file is refused by the
-name of what is damaged, before anything of it is run.
+for every array its shape, its type and checksums of its tiles) and a checksum of that text. So a damaged file is
+refused by the name of what is damaged, before anything of it is run, and whoever takes a part reads that part alone.
 """
 
 from __future__ import annotations
@@ -20,25 +20,30 @@ from numpy.typing import NDArray
 
 from orcaserve.checkpoint.json_object import parse_object
 from orcaserve.checkpoint.safetensors import SafetensorsFile, write_bytes
-from orcaserve.core.errors import CheckpointError, UnsupportedModel
+from orcaserve.core.errors import CheckpointError, ConfigError, UnsupportedModel
+from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec, RopeSpec
-from orcaserve.model.weights import Layer, Weights
-from orcaserve.native.builder import NativeWeights, Norm, RowFormat, Table
-from orcaserve.native.packing import ExactInputs, Format, PackedMatrix, kept_of
+from orcaserve.model.weights import Layer, PartWeights, Weights
+from orcaserve.native.builder import NativePartWeights, NativeWeights, Norm, RowFormat, Table
+from orcaserve.native.cutting import INPUT_UNITS, can_cut, input_bytes
+from orcaserve.native.packed_part import SIZES, PackedPart, inputs_of, is_cut_by_inputs
+from orcaserve.native.packing import MOST_GROUP, Format, PackedMatrix
 from orcaserve.native.precision import Precision
+from orcaserve.native.tiles import checksums, tile_of
 
-VERSION = 3  # of the file: the forms of csrc/model.h and the names below
-_TYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "uint8": np.dtype("u1")}
-_SIZES = ("n_out", "n_in", "n_in_padded", "group", "interleaved")  # of a PackedMatrix
+VERSION = 4  # of the file: the forms of csrc/model.h and the names below
 
 
 def save_packed(path: Path, spec: ModelSpec, precision: Precision, weights: NativeWeights) -> None:
     arrays: dict[str, NDArray[Any]] = {}
     forms: dict[str, Any] = {}
+    widths: dict[str, int] = {}  # of the tiles of arrays that shards cut across the rows
     for name, piece in _pieces(weights):
         if isinstance(piece, PackedMatrix):
-            forms[name] = {"format": piece.format.name, **{size: getattr(piece, size) for size in _SIZES}}
+            forms[name] = {"format": piece.format.name, **{size: getattr(piece, size) for size in SIZES}}
             arrays |= _present({f"{name}.panels": piece.panels, f"{name}.bias": piece.bias})
+            if is_cut_by_inputs(name):
+                widths[f"{name}.panels"] = len(input_bytes(piece, range(min(MOST_GROUP, piece.n_in))))
             if piece.exact is not None:
                 forms[name]["exact"] = piece.exact.inputs.tolist()
                 arrays[f"{name}.exact"] = piece.exact.weights
@@ -47,106 +52,105 @@ def save_packed(path: Path, spec: ModelSpec, precision: Precision, weights: Nati
             arrays[f"{name}.rows"] = piece[1]
         else:
             arrays |= _present({f"{name}.weight": piece[0], f"{name}.bias": piece[1]})
-    flat = {name: np.ascontiguousarray(array).reshape(-1).view(np.uint8) for name, array in arrays.items()}
+    arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     text = json.dumps({
         "version": VERSION,
         "spec": {**asdict(spec), "eos_ids": sorted(spec.eos_ids)},
         "precision": asdict(precision),
         "forms": forms,
-        "arrays": {
-            name: {"shape": array.shape, "type": array.dtype.name, "crc32": zlib.crc32(flat[name].data)}
-            for name, array in arrays.items()
-        },
+        "arrays": {name: _entry(array, widths.get(name)) for name, array in arrays.items()},
     })  # fmt: skip
+    flat = {name: array.reshape(-1).view(np.uint8) for name, array in arrays.items()}
     write_bytes(path, flat, {"orcaserve": text, "crc32": str(zlib.crc32(text.encode()))})
 
 
 def load_packed(path: Path, n_threads: int) -> tuple[ModelSpec, Precision, NativeWeights]:
-    """The file stays mapped as long as the weights live.
+    """The whole model. The file stays mapped as long as the weights live. Raises as PackedFile does."""
+    file = PackedFile(path)
+    loaded = file.load_part(Part.whole(file.spec), n_threads)
+    assert loaded.embedding is not None and loaded.norm is not None and loaded.head is not None
+    weights = Weights(loaded.embedding, loaded.positions, loaded.layers, loaded.norm, loaded.head)
+    return file.spec, file.precision, weights
 
-    Raises CheckpointError if it is damaged, UnsupportedModel if another version wrote it.
+
+class PackedFile:
+    """An open file; nothing of its weights is read before it is asked for.
+
+    spec: the model's sizes. precision: how its weights are held.
+    Raises ModelNotFound, CheckpointError if it is damaged, UnsupportedModel if another version wrote it.
     """
-    file = SafetensorsFile(path)
-    text = file.metadata.get("orcaserve")
-    if not isinstance(text, str) or file.metadata.get("crc32") != str(zlib.crc32(text.encode())):
-        raise CheckpointError(f"{path.name}: the description of the weights is damaged")
-    description = parse_object(text.encode(), path.name)
-    if description.get("version") != VERSION:
-        raise UnsupportedModel(
-            f"{path.name} has form {description.get('version')}, this version of orcaserve reads {VERSION}: "
-            "convert the model again"
-        )
-    try:
-        return _read(_Arrays(file, description["arrays"], n_threads), description)
-    except (KeyError, IndexError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path.name} does not describe its weights as it should: {error}") from error
 
-
-class _Arrays:
-    """The arrays of a file, all of them checked."""
-
-    def __init__(self, file: SafetensorsFile, entries: Mapping[str, Any], n_threads: int) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {}
-        sums: dict[str, int] = {}
-        for name, entry in entries.items():
-            if name not in file.tensors:
-                raise CheckpointError(f"{file.path.name} lacks tensor {name}")
-            dtype, shape = _TYPES[entry["type"]], tuple(map(int, entry["shape"]))
-            n_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            self._arrays[name] = file.mapped(name)[:n_bytes].view(dtype).reshape(shape)
-            sums[name] = entry["crc32"]
-        largest_first = sorted(self._arrays, key=lambda name: -self._arrays[name].nbytes)
-        with ThreadPoolExecutor(n_threads) as pool:
-            actual = pool.map(
-                lambda name: zlib.crc32(self._arrays[name].reshape(-1).view(np.uint8).data), largest_first
+    def __init__(self, path: Path) -> None:
+        self._file = file = SafetensorsFile(path)
+        text = file.metadata.get("orcaserve")
+        if not isinstance(text, str) or file.metadata.get("crc32") != str(zlib.crc32(text.encode())):
+            raise CheckpointError(f"{path.name}: the description of the weights is damaged")
+        self._description = description = parse_object(text.encode(), path.name)
+        if description.get("version") != VERSION:
+            raise UnsupportedModel(
+                f"{path.name} has form {description.get('version')}, this version of orcaserve reads {VERSION}: "
+                "convert the model again"
             )
-            damaged = [name for name, crc in zip(largest_first, actual, strict=True) if crc != sums[name]]
-        if damaged:
-            raise CheckpointError(f"{file.path.name}: tensor {damaged[0]} is damaged (its checksum differs)")
+        try:
+            self.spec, self.precision = _spec(description["spec"]), Precision(**description["precision"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._contradiction(error) from error
 
-    def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._arrays[name]
+    def check_settings(self, dtype: str, quantization: str) -> None:
+        """Raises ConfigError if other weights are asked for."""
+        precision = self.precision
+        integers = precision.held if precision.held.startswith("int") else "none"
+        for name, asked, has in (("--quantization", quantization, integers), ("--dtype", dtype, precision.dtype)):
+            if asked not in ("auto", has):
+                raise ConfigError(name, f"this model was converted with {has}, convert it again for {asked}")
 
-    def get(self, name: str) -> NDArray[Any] | None:
-        return self._arrays.get(name)
+    def check_part(self, part: Part) -> None:
+        """Raises ConfigError if the part cannot be cut out of the panels."""
+        for i in part.layers:
+            for name in (f"layers.{i}.out", f"layers.{i}.down"):
+                try:
+                    form, inputs = self._description["forms"][name], inputs_of(name, part)
+                    format = Format[form["format"]]
+                    cuttable = can_cut(format, form["n_in"], inputs)
+                except (KeyError, TypeError) as error:
+                    raise self._contradiction(error) from error
+                if not cuttable:
+                    raise ConfigError(
+                        "--tensor-parallel-size",
+                        f"{name} of this converted model cannot be cut to inputs {inputs.start} to {inputs.stop - 1}, "
+                        f"for its {format.name.lower()} numbers belong together by {INPUT_UNITS[format]}: take another "
+                        "size, or the files that the model was made from",
+                    )
+
+    def load_part(self, part: Part, n_threads: int) -> NativePartWeights:
+        """Reads, and checks, what the part has. The file stays mapped as long as the weights live.
+
+        Raises CheckpointError if that is damaged, ConfigError as `check_part` does.
+        """
+        self.check_part(part)
+        try:
+            packed = PackedPart(self._file, self._description, part)
+            names = list(packed.names())
+            with ThreadPoolExecutor(n_threads) as pool:
+                pieces: dict[str, Any] = dict(zip(names, pool.map(packed.piece, names), strict=True))
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise self._contradiction(error) from error
+        layers = [Layer(**{f.name: pieces[f"layers.{i}.{f.name}"] for f in fields(Layer)}) for i in part.layers]
+        ends = ("embedding", "positions", "norm", "head", "head_table")
+        return PartWeights(layers=layers, **{name: pieces.get(name) for name in ends})
+
+    def _contradiction(self, error: Exception) -> CheckpointError:
+        return CheckpointError(f"{self._file.path.name} does not describe its weights as it should: {error}")
 
 
-def _read(arrays: _Arrays, description: Mapping[str, Any]) -> tuple[ModelSpec, Precision, NativeWeights]:
-    forms = description["forms"]
-
-    def norm(name: str) -> Norm:
-        return arrays[f"{name}.weight"], arrays.get(f"{name}.bias")
-
-    def matrix(name: str) -> PackedMatrix:
-        form = forms[name]
-        sizes = {size: form[size] for size in _SIZES}
-        panels, bias = arrays[f"{name}.panels"], arrays.get(f"{name}.bias")
-        exact = None
-        if "exact" in form:
-            inputs = np.array(form["exact"], np.int32)
-            exact = ExactInputs(inputs, arrays[f"{name}.exact"], kept_of(inputs, sizes["n_in_padded"]))
-        return PackedMatrix(Format[form["format"]], panels=panels, bias=bias, exact=exact, **sizes)
-
-    def table(name: str) -> Table:
-        return RowFormat[forms[name]["rows"]], arrays[f"{name}.rows"]
-
-    raw = description["spec"]
+def _spec(raw: Mapping[str, Any]) -> ModelSpec:
     rope = raw["rope"] and {key: tuple(v) if isinstance(v, list) else v for key, v in raw["rope"].items()}
-    spec = ModelSpec(**{**raw, "eos_ids": frozenset(raw["eos_ids"]), "rope": rope and RopeSpec(**rope)})
-    layers = [
-        Layer(
-            attention_norm=norm(f"layers.{i}.attention_norm"),
-            qkv=matrix(f"layers.{i}.qkv"),
-            out=matrix(f"layers.{i}.out"),
-            mlp_norm=norm(f"layers.{i}.mlp_norm"),
-            up=matrix(f"layers.{i}.up"),
-            down=matrix(f"layers.{i}.down"),
-        )
-        for i in range(spec.n_layers)
-    ]
-    positions = table("positions") if "positions" in forms else None
-    weights = Weights(table("embedding"), positions, layers, norm("norm"), matrix("head"))
-    return spec, Precision(**description["precision"]), weights
+    return ModelSpec(**{**raw, "eos_ids": frozenset(raw["eos_ids"]), "rope": rope and RopeSpec(**rope)})
+
+
+def _entry(array: NDArray[Any], width: int | None) -> dict[str, Any]:
+    tile = tile_of(array, width)
+    return {"shape": array.shape, "type": array.dtype.name, "tile": tile, "crc32": checksums(array, tile)}
 
 
 def _pieces(weights: NativeWeights) -> Iterator[tuple[str, PackedMatrix | Norm | Table]]:

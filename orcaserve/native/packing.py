@@ -18,6 +18,7 @@ from orcaserve.native.huge_pages import allocate
 
 PANEL = 48  # outputs of a panel
 HADAMARD = 64  # inputs that one Hadamard matrix turns, for int8
+MOST_GROUP = 192  # inputs that share a scale, for int8
 INT4_BLOCK = 32  # inputs that share a scale and a minimum, for int4
 _BLOCK_KINDS = {"Q4_0": (3, 18), "Q4_1": (4, 20)}  # number in csrc/model.h's RowFormat, bytes of a block
 
@@ -75,7 +76,8 @@ def kept_of(inputs: NDArray[np.int32], n_in_padded: int) -> Floats:
 class PackedMatrix:
     """Weights [n_out, n_in] in panels of 48 outputs.
 
-    n_in_padded: n_in filled up as the format wants it. group: inputs that share a scale.
+    n_in_padded: n_in filled up as the format wants it. group: inputs that share a scale; a shard's are those of the
+    whole matrix, or parts of them.
     panels: [n_panels, bytes of a panel], 64-byte aligned. bias: [n_panels * 48], or None.
     interleaved: panel 2 i + p holds outputs 48 i .. of part p, of two parts of n_out / 2 outputs.
     exact: for int8, or None.
@@ -93,11 +95,10 @@ class PackedMatrix:
 
     def __post_init__(self) -> None:
         padded = _kernels.padded_inputs(self.format, self.n_in)
-        group = _kernels.group_inputs(self.format, padded)
-        if (self.n_in_padded, self.group) != (padded, group):
+        if self.n_in_padded != padded or not self._has_group():
             raise ValueError(f"{self.n_in} inputs are filled up to {self.n_in_padded} in groups of {self.group}")
         n_panels = _kernels.count_panels(self.n_out, self.interleaved)
-        shape = n_panels, _kernels.panel_bytes(self.format, padded, group)
+        shape = n_panels, _kernels.panel_bytes(self.format, padded, self.group)
         if self.panels.shape != shape:
             raise ValueError(f"the panels are {self.panels.shape}, must be {shape}")
         if self.bias is not None and self.bias.shape != (n_panels * PANEL,):
@@ -112,6 +113,12 @@ class PackedMatrix:
     @property
     def n_panels(self) -> int:
         return len(self.panels)
+
+    def _has_group(self) -> bool:
+        if self.format is not Format.INT8:
+            return self.group == _kernels.group_inputs(self.format, self.n_in_padded)
+        is_group = 0 < self.group <= MOST_GROUP and self.group % HADAMARD == 0
+        return is_group and self.n_in_padded % self.group == 0
 
 
 def pack(
@@ -134,6 +141,24 @@ def pack(
     packed = _make(format, outputs, parts[0].shape[1] if parts else 0, interleaved, biases)
     _kernels.pack_floats(format, list(parts), interleaved, packed.panels, team)
     return packed
+
+
+def pack_int8_groups(
+    part: Floats, group: int, biases: Sequence[Floats | None] | None, team: _kernels.Team
+) -> PackedMatrix:
+    """As `pack` for one part and INT8, its inputs in groups of another matrix's: the last one may be incomplete.
+
+    A group of a panel is what a matrix of these inputs alone would have.
+    """
+    n_out, n_in = part.shape
+    padded = _kernels.padded_inputs(Format.INT8, n_in)
+    n_panels, n_bytes = _kernels.count_panels(n_out, False), _kernels.panel_bytes(Format.INT8, group, group)
+    panels = allocate(n_panels, padded // group * n_bytes)
+    for i, start in enumerate(range(0, n_in, group)):
+        packed = pack([part[:, start : start + group]], Format.INT8, team=team)
+        panels[:, i * n_bytes : (i + 1) * n_bytes] = packed.panels
+    bias = _arrange(biases, [n_out], n_panels, False) if biases is not None else None
+    return PackedMatrix(Format.INT8, n_out, n_in, padded, group, panels, bias)
 
 
 def pack_int4_blocks(

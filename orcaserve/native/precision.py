@@ -36,6 +36,10 @@ class Precision:
             return Format.INT4
         return Format.INT8
 
+    def may_hold_int8(self, kinds: Iterable[str], widths: Iterable[int]) -> bool:
+        """Whether some matrix of a model may be held so, whose matrices are stored as `kinds` and have such widths."""
+        return any(self.format({kind}, width) is Format.INT8 for kind in kinds for width in widths)
+
     def with_kv(self, dtype: str) -> Precision:
         """The same weights, and K/V as `dtype` says; auto leaves them."""
         return self if dtype == "auto" else replace(self, kv=dtype)

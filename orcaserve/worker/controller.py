@@ -137,8 +137,7 @@ class WorkerController:
 
     def _load(self) -> PartBackend:
         config = self._config
-        part = Plan.read(config).part(self._place)
-        return PartBackend(config, part, n_threads_for(config))
+        return PartBackend(config, Plan.read(config), self._place, n_threads_for(config))
 
     def _join(self, start: wire.Start) -> None:
         self._worker = Worker.over(self._backend, self._config, start.n_slots)

@@ -16,7 +16,7 @@ from orcaserve.native.builder import NativeWeights
 from orcaserve.native.exact_inputs import build_weights
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
-from orcaserve.native.packed_model import load_packed
+from orcaserve.native.packed_model import PackedFile, load_packed
 from orcaserve.native.precision import Precision, choose_precision
 from orcaserve.native.sampler import Sampler
 
@@ -74,12 +74,6 @@ def _load_files(model: ModelConfig, team: _kernels.Team) -> tuple[ModelSpec, Pre
 
 
 def _load_converted(model: ModelConfig, n_threads: int) -> tuple[ModelSpec, Precision, NativeWeights]:
-    spec, precision, weights = load_packed(model.path / WEIGHTS, n_threads)
-    integers = precision.held if precision.held.startswith("int") else "none"
-    for name, asked, has in (
-        ("--quantization", model.quantization, integers),
-        ("--dtype", model.dtype, precision.dtype),
-    ):
-        if asked not in ("auto", has):
-            raise ConfigError(name, f"this model was converted with {has}, convert it again for {asked}")
-    return spec, precision, weights
+    path = model.path / WEIGHTS
+    PackedFile(path).check_settings(model.dtype, model.quantization)
+    return load_packed(path, n_threads)

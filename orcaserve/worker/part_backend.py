@@ -12,18 +12,17 @@ import numpy as np
 from orcaserve.config import EngineConfig
 from orcaserve.core import CheckpointError, ConfigError, SamplingParams, UnsupportedModel
 from orcaserve.core.spans import COMPUTE, RECEIVE, SAMPLE, Span
-from orcaserve.data_plane.protocol import DataPlane, Incoming
+from orcaserve.data_plane.protocol import DataPlane, Incoming, Place
 from orcaserve.model.layout import Int32s, Layout
-from orcaserve.model.loader import ModelFiles
 from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
 from orcaserve.native import _kernels
-from orcaserve.native.exact_inputs import build_part
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
-from orcaserve.native.precision import choose_precision
 from orcaserve.native.sampler import Sampler
 from orcaserve.worker import backend
+from orcaserve.worker.part_weights import begin_loading
+from orcaserve.worker.plan import Plan
 
 _log = logging.getLogger(__name__)
 
@@ -56,28 +55,23 @@ class PartBackend:
     spans: what was done since somebody last cleared it.
     """
 
-    def __init__(self, config: EngineConfig, part: Part, n_threads: int) -> None:
-        """Reads the part's weights and no others. Raises ModelError, or ConfigError for settings that do not suit."""
+    def __init__(self, config: EngineConfig, plan: Plan, place: Place, n_threads: int) -> None:
+        """Reads what it needs and nothing else. Raises ModelError, or ConfigError for settings that do not suit."""
+        part = plan.part(place)
         self._page_size = config.kv.page_size
         if self._page_size % PAGE_SIZE_STEP:
             raise ConfigError("page_size", f"must be a multiple of {PAGE_SIZE_STEP} on a CPU")
         if part.spec.head_dim % 4:
             raise UnsupportedModel(f"heads of {part.spec.head_dim} dimensions are not supported, only multiples of 4")
         self.spec, self._part = part.spec, part
-        self._team = team = _kernels.Team(n_threads)
-        model = config.model
-        with ModelFiles(model.path) as files:
-            precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds).with_kv(config.kv.dtype)
-            _log.info("layers %d to %d: %s", part.layers.start, part.layers.stop - 1, precision.text)
-            weights = build_part(files, precision, team, part)
-        try:
-            self._model = NativeModel(self.spec, weights, team, part, self._all_reduce if part.n_shards > 1 else None)
-        except ValueError as error:
-            raise CheckpointError(f"{model.path.name}: {error}") from error
+        self._name, self._team = config.model.path.name, _kernels.Team(n_threads)
+        self._loading = begin_loading(config.model, plan, place, self._team, n_threads)
+        precision = self._loading.precision.with_kv(config.kv.dtype)
+        _log.info("layers %d to %d: %s", part.layers.start, part.layers.stop - 1, precision.text)
         self._storage = precision.kv
         self.slot_bytes = slot_bytes(part.own_spec, self._storage)
         self._samples = part.last and part.shard == 0
-        self._sampler = Sampler(team) if self._samples else None
+        self._sampler = Sampler(self._team) if self._samples else None
         self.sampler: backend.Sampler = self._sampler or _SampledElsewhere()
         self._vocabularies = [
             len(Part(part.spec, part.layers, shard, part.n_shards).vocabulary) for shard in range(part.n_shards)
@@ -94,7 +88,14 @@ class PartBackend:
         self._kv = KVRegion(self._part.own_spec, n_pages, self._page_size, self._storage)
 
     def join(self, plane: DataPlane) -> None:
-        self._plane = plane
+        """All workers at the same time: with the others, the weights are finished. Raises ModelError."""
+        self._plane, part = plane, self._part
+        weights = self._loading.finish(plane)
+        try:
+            reduce = self._all_reduce if part.n_shards > 1 else None
+            self._model = NativeModel(self.spec, weights, self._team, part, reduce)
+        except ValueError as error:
+            raise CheckpointError(f"{self._name}: {error}") from error
         if plane.sums is not None:
             self._model.sum_by(plane.sums)
 

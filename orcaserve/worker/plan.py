@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
+from pathlib import Path
 
-from orcaserve.checkpoint.converted import is_converted
+from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import EngineConfig, ParallelConfig
 from orcaserve.core import ConfigError
 from orcaserve.data_plane import memory
@@ -16,11 +17,14 @@ from orcaserve.model.spec import ModelSpec
 
 
 class Plan:
-    """The parts of `spec`, by place. Raises ConfigError, naming the flag, if the model cannot be cut so."""
+    """The parts of `spec`, by place. stages: the layers of each.
+
+    Raises ConfigError, naming the flag, if the model cannot be cut so.
+    """
 
     def __init__(self, spec: ModelSpec, parallel: ParallelConfig) -> None:
         self.spec = spec
-        self._stages = split_layers(spec, parallel)
+        self.stages = split_layers(spec, parallel)
         n_stages, n_shards = parallel.pipeline_parallel_size, parallel.tensor_parallel_size
         self.places = [Place(s, r, n_stages, n_shards) for s in range(n_stages) for r in range(n_shards)]
         self.parts = [self.part(place) for place in self.places]  # all of them: one that is impossible shows here
@@ -32,15 +36,25 @@ class Plan:
         flag = "--pipeline-parallel-size" if parallel.pipeline_parallel_size > 1 else "--tensor-parallel-size"
         if config.model.device != "cpu":
             raise ConfigError("--device", f"only a CPU runs parts of a model: leave out {flag}, or take --device cpu")
-        if is_converted(config.model.path):
-            raise ConfigError(flag, "a converted model is packed as a whole: give the files that it was made from")
         if (config.nodes.n_nodes > 1 or not memory.AVAILABLE) and find_spec("torch") is None:
             raise ConfigError(flag, "these workers exchange numbers through PyTorch: pip install 'orcaserve[torch]'")
+        if is_converted(config.model.path):
+            return cls._of_converted(config.model.path / WEIGHTS, parallel)
         with ModelFiles(config.model.path) as files:
             return cls(files.spec, parallel)
 
+    @classmethod
+    def _of_converted(cls, path: Path, parallel: ParallelConfig) -> Plan:
+        from orcaserve.native.packed_model import PackedFile  # late: the kernels come with it
+
+        file = PackedFile(path)
+        plan = cls(file.spec, parallel)
+        for part in plan.parts:
+            file.check_part(part)
+        return plan
+
     def part(self, place: Place) -> Part:
-        return Part(self.spec, self._stages[place.stage], place.shard, place.n_shards)
+        return Part(self.spec, self.stages[place.stage], place.shard, place.n_shards)
 
 
 def split_layers(spec: ModelSpec, parallel: ParallelConfig) -> list[range]:
