@@ -159,8 +159,8 @@ class NodesConfig:
 class RayConfig:
     """That Ray places the workers, on the machines of its cluster that have room.
 
-    address: of the cluster, HOST:PORT; `auto`: the one that runs on this machine; `local`: a new one of this engine's own;
-    None: RAY_ADDRESS, or the one that runs here, or else a new one.
+    address: of the cluster, HOST:PORT; `auto`: the one that runs on this machine; `local`: a new one, of this engine's
+    own; None: RAY_ADDRESS, or the one that runs here, or else a new one.
     patience: seconds to wait for room.
     """
 
@@ -170,8 +170,8 @@ class RayConfig:
     def __post_init__(self) -> None:
         if self.address not in (None, "auto", "local"):
             if "://" in str(self.address):
-                raise ConfigError("--ray-address", "Ray's clients (ray://) cannot wait for workers: run on a machine of "
-                                  "the cluster, and give HOST:PORT")  # fmt: skip
+                message = "Ray's clients (ray://) cannot do this: run on a machine of the cluster, and give HOST:PORT"
+                raise ConfigError("--ray-address", message)
             split_address("--ray-address", str(self.address))
         if not 0 <= self.patience <= 86400:
             raise ConfigError("--placement-timeout", "must be from 0 to 86400 seconds")

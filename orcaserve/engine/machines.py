@@ -89,9 +89,7 @@ class Machines:
         started = node.started()
         if started.store:
             self.rendezvous = tcp_target(node.address, started.store)
-        return {
-            place: RemoteWorker(node, place, worker) for place, worker in zip(places, started.workers, strict=True)
-        }
+        return {place: RemoteWorker(node, place, worker) for place, worker in zip(places, started.workers, strict=True)}
 
     def close(self, goodbye: bool) -> None:
         """Idempotent."""

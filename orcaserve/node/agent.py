@@ -37,7 +37,8 @@ class _Apart(Exception):
 class NodeSettings:
     """What a node needs to know by itself; the rest comes from the master.
 
-    join: the master's HOST:PORT. rank: from 1; 0 is any. name: for people; empty: this machine's. join_timeout: seconds to find the master at first.
+    join: the master's HOST:PORT. rank: from 1; 0 is any. name: for people; empty: this machine's.
+    join_timeout: seconds to find the master at first.
     worker_timeout: seconds after which a master that answers no ping is taken for lost.
     """
 

@@ -122,7 +122,7 @@ class Placement:
             said = True
 
     def _bundles(self) -> list[tuple[int, str]]:
-        """Parts of the room and the node of each: those of a node together, so that neighbours in the model are, too."""
+        """Parts of the room, and the node of each: those of a node together, as are then neighbours in the model."""
         nodes: dict[int, str] = placement_group_table(self._group)["bundles_to_node_id"]
         sizes = {node: list(nodes.values()).count(node) for node in nodes.values()}
         return sorted(nodes.items(), key=lambda item: (-sizes[item[1]], item[1], item[0]))
