@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -27,6 +27,7 @@ DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 MIN_SECRET = 16  # characters; a shorter one can be guessed
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
 MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
+SUCCESSOR_PATIENCE = 300.0  # s for a machine of Ray's to come back, or for another to take its place
 PAGE_SIZE = 16  # slots the K/V manager hands out together
 
 
@@ -181,6 +182,28 @@ class NodesConfig:
                 raise ConfigError("--worker-counts", f"names {len(self.counts)} machines, --nnodes {self.n_nodes}")
 
 
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """That Ray places the workers, on the machines of its cluster that have room.
+
+    address: of the cluster, HOST:PORT; `auto`: the one that runs on this machine; `local`: a new one, of this engine's
+    own; None: RAY_ADDRESS, or the one that runs here, or else a new one.
+    patience: seconds to wait for room.
+    """
+
+    address: str | None = None
+    patience: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.address not in (None, "auto", "local"):
+            if "://" in str(self.address):
+                message = "Ray's clients (ray://) cannot do this: run on a machine of the cluster, and give HOST:PORT"
+                raise ConfigError("--ray-address", message)
+            split_address("--ray-address", str(self.address))
+        if not 0 <= self.patience <= 86400:
+            raise ConfigError("--placement-timeout", "must be from 0 to 86400 seconds")
+
+
 def split_address(name: str, address: str) -> tuple[str, int]:
     """`10.0.0.1:7000`, `[fd00::1]:7000` -> host and port. Raises ConfigError."""
     host, _, port = address.rpartition(":")
@@ -208,6 +231,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     nodes: NodesConfig = field(default_factory=NodesConfig)
+    ray: RayConfig | None = None  # None: workers are processes of this machine, or of those that join by hand
 
     def __post_init__(self) -> None:
         n_nodes, n_workers = self.nodes.n_nodes, self.parallel.n_workers
@@ -215,6 +239,8 @@ class EngineConfig:
         if scheduler.policy == "request-level" and stages > 1 and scheduler.microbatch_size is None:
             text = f"request-level needs it with {stages} stages: without microbatches they would take turns"
             raise ConfigError("--microbatch-size", text)
+        if self.ray is not None:
+            self._check_ray()
         if n_nodes == 1:
             return
         if n_nodes > n_workers:
@@ -225,6 +251,19 @@ class EngineConfig:
             raise ConfigError("--timeline", "leave it out with --nnodes: the clocks of two machines differ")
         if self.parallel.data_parallel_size > 1:
             raise ConfigError("--data-parallel-size", "leave it out with --nnodes: replicas share one machine")
+
+    def _check_ray(self) -> None:
+        backend = "--distributed-executor-backend ray"
+        if self.nodes != NodesConfig():
+            raise ConfigError("--nnodes", f"leave it out with {backend}, which finds the machines itself")
+        if self.parallel.timeline is not None:
+            raise ConfigError("--timeline", f"leave it out with {backend}: the clocks of two machines differ")
+
+    def for_successor(self, n_slots: int) -> EngineConfig:
+        """Settings of an engine in place of this one: as many slots, and time for a cluster to have room again."""
+        kv = replace(self.kv, n_slots=n_slots, memory_bytes=None)
+        ray = self.ray and replace(self.ray, patience=max(self.ray.patience, SUCCESSOR_PATIENCE))
+        return replace(self, kv=kv, ray=ray)
 
     def to_json(self) -> str:
         """One line, for a child of this process: the secret is in it."""
@@ -248,6 +287,7 @@ class EngineConfig:
                 }
             ),
             NodesConfig(**{**nodes, "counts": None if nodes["counts"] is None else tuple(nodes["counts"])}),
+            None if parts["ray"] is None else RayConfig(**parts["ray"]),
         )
 
 

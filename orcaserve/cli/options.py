@@ -22,6 +22,7 @@ from orcaserve.config import (
     KVConfig,
     ModelConfig,
     ParallelConfig,
+    RayConfig,
     SchedulerConfig,
 )
 from orcaserve.core import SamplingParams
@@ -182,6 +183,27 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: %(default)g)",
     )
     group.add_argument(
+        "--distributed-executor-backend",
+        choices=("mp", "ray"),
+        default="mp",
+        help="who starts the workers: mp, this command, on this machine (and on those of --nnodes); ray, Ray, on the "
+        "machines of its cluster that have room, each of which has the model's files under the same name "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--ray-address",
+        metavar="HOST:PORT",
+        help="the cluster; auto: the one that runs on this machine; local: a new one; default: RAY_ADDRESS, or the one "
+        "that runs here, or else a new one",
+    )
+    group.add_argument(
+        "--placement-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long to wait for room in the cluster, with an autoscaler for minutes (default: 10; 300 after workers "
+        "were lost)",
+    )
+    group.add_argument(
         "--timeline",
         type=Path,
         metavar="FILE",
@@ -201,6 +223,17 @@ def _parallel_config(args: argparse.Namespace) -> ParallelConfig:
         device_timeout=args.device_timeout,
         timeline=args.timeline and Path(os.path.abspath(args.timeline)),
     )
+
+
+def _ray_config(args: argparse.Namespace) -> RayConfig | None:
+    given = {"address": args.ray_address, "patience": args.placement_timeout}
+    settings = {name: value for name, value in given.items() if value is not None}
+    if args.distributed_executor_backend == "ray":
+        return RayConfig(**settings)
+    for name, flag in (("address", "--ray-address"), ("patience", "--placement-timeout")):
+        if name in settings:
+            raise ConfigError(flag, "is for --distributed-executor-backend ray")
+    return None
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
@@ -228,6 +261,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ),
         parallel=_parallel_config(args),
         nodes=nodes_config(args),
+        ray=_ray_config(args),
     )
 
 

@@ -80,6 +80,11 @@ def own_address(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
+def listen_at(address: str) -> socket.socket:
+    """A socket that listens at this address of this machine, at any port. Raises OSError."""
+    return socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET)
+
+
 def is_local(target: str) -> bool:
     """Whether it is a Unix socket, whose folder says who may call."""
     return target.startswith("unix:")

@@ -18,6 +18,7 @@ from orcaserve.control_plane.nodes_pb2_grpc import NodesServicer, add_NodesServi
 from orcaserve.core import ConfigError, EngineError, OrcaServeError
 
 START_TIMEOUT = 60.0  # s for a node's processes to listen
+LOOK_PERIOD = 0.2  # s
 FAREWELL = 1.0  # s for the last messages to leave
 SPARE = 8  # calls beside the nodes' own: challenges, and nodes that come for nothing
 
@@ -47,7 +48,7 @@ class Node:
         positions = [wire.Position(stage=stage, shard=shard) for stage, shard in places]
         self._outbox.put(wire.ToNode(assignment=wire.Assignment(places=positions, config=config)))
 
-    def started(self) -> Sequence[wire.StartedWorker]:
+    def started(self) -> wire.Started:
         """Its workers, in the order of the assignment, once they listen. Raises EngineError."""
         try:
             news = self._news.get(timeout=START_TIMEOUT)
@@ -56,7 +57,7 @@ class Node:
         if news is None:
             what = "is gone" if self.gone else "could not start its workers; its log says why"
             raise EngineError(f"the machine {self.name} {what}")
-        return news.workers
+        return news
 
     def leave(self, goodbye: bool) -> None:
         if goodbye:
@@ -95,7 +96,7 @@ class NodeServer(NodesServicer):
     """
 
     def __init__(self, host: str, port: int, secret: str, timeout: float, n_nodes: int, check: Check) -> None:
-        """Raises ConfigError if it cannot listen there."""
+        """port: 0 is any. Raises ConfigError if it cannot listen there."""
         self._n_nodes, self._check = n_nodes, check
         self._nodes: dict[int, Node] = {}  # by rank, from 1
         self._state = threading.Condition()
@@ -110,17 +111,22 @@ class NodeServer(NodesServicer):
         door.add_to(self._server)
         add_NodesServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         try:
-            self._server.add_insecure_port(tcp_target(host, port))
+            self.port = self._server.add_insecure_port(tcp_target(host, port))
         except RuntimeError as error:
             raise ConfigError("--listen-workers", f"cannot listen on {tcp_target(host, port)}") from error
         self._server.start()
 
-    def gather(self) -> list[Node]:
-        """Wait for all nodes; by rank. From here on no other is taken, and one that is lost stays lost."""
-        with self._state:
-            self._state.wait_for(lambda: len(self._nodes) == self._n_nodes)
-            self._complete = True
-            return [self._nodes[rank] for rank in sorted(self._nodes)]
+    def gather(self, look: Callable[[], None] = lambda: None) -> list[Node]:
+        """Wait for all nodes; by rank. From here on no other is taken, and one that is lost stays lost.
+
+        look: called some times a second meanwhile; what it raises ends the wait.
+        """
+        while True:
+            with self._state:
+                if self._state.wait_for(lambda: len(self._nodes) == self._n_nodes, LOOK_PERIOD):
+                    self._complete = True
+                    return [self._nodes[rank] for rank in sorted(self._nodes)]
+            look()
 
     def close(self, goodbye: bool) -> None:
         """End all streams. goodbye: the nodes are to end as well, not to join the next engine. Idempotent."""
@@ -158,7 +164,7 @@ class NodeServer(NodesServicer):
                 return None
             node = Node(hello, hello.rank or free[0])
             self._nodes[node.rank] = node
-            _log.info("%s has joined as machine %d of %d", node.name, node.rank + 1, self._n_nodes + 1)
+            _log.info("%s has joined: %d of %d", node.name, len(self._nodes), self._n_nodes)
             self._state.notify_all()
             return node
 

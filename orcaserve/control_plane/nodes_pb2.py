@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from orcaserve.control_plane import worker_pb2 as orcaserve_dot_control__plane_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#orcaserve/control_plane/nodes.proto\x12\x0corcaserve.v1\x1a$orcaserve/control_plane/worker.proto\"\x16\n\x05Nonce\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"*\n\nChallenged\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\x88\x01\n\x08\x46romNode\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.HelloH\x00\x12(\n\x07started\x18\x02 \x01(\x0b\x32\x15.orcaserve.v1.StartedH\x00\x12$\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x13.orcaserve.v1.EndedH\x00\x42\x06\n\x04kind\"i\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\"\x9a\x01\n\x06ToNode\x12.\n\nassignment\x18\x01 \x01(\x0b\x32\x18.orcaserve.v1.AssignmentH\x00\x12.\n\x07refused\x18\x02 \x01(\x0b\x32\x1b.orcaserve.v1.WorkerFailureH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.orcaserve.v1.GoodbyeH\x00\x42\x06\n\x04kind\"D\n\nAssignment\x12&\n\x06places\x18\x01 \x03(\x0b\x32\x16.orcaserve.v1.Position\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\t\"(\n\x08Position\x12\r\n\x05stage\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\"7\n\x07Started\x12,\n\x07workers\x18\x01 \x03(\x0b\x32\x1b.orcaserve.v1.StartedWorker\"*\n\rStartedWorker\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\"<\n\x05\x45nded\x12%\n\x05place\x18\x01 \x01(\x0b\x32\x16.orcaserve.v1.Position\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x11\"\t\n\x07Goodbye2B\n\x04\x44oor\x12:\n\tChallenge\x12\x13.orcaserve.v1.Nonce\x1a\x18.orcaserve.v1.Challenged2A\n\x05Nodes\x12\x38\n\x04Join\x12\x16.orcaserve.v1.FromNode\x1a\x14.orcaserve.v1.ToNode(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#orcaserve/control_plane/nodes.proto\x12\x0corcaserve.v1\x1a$orcaserve/control_plane/worker.proto\"\x16\n\x05Nonce\x12\r\n\x05nonce\x18\x01 \x01(\x0c\"*\n\nChallenged\x12\r\n\x05nonce\x18\x01 \x01(\x0c\x12\r\n\x05proof\x18\x02 \x01(\x0c\"\x88\x01\n\x08\x46romNode\x12$\n\x05hello\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.HelloH\x00\x12(\n\x07started\x18\x02 \x01(\x0b\x32\x15.orcaserve.v1.StartedH\x00\x12$\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x13.orcaserve.v1.EndedH\x00\x42\x06\n\x04kind\"i\n\x05Hello\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0c\n\x04rank\x18\x04 \x01(\r\x12\r\n\x05model\x18\x05 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x06 \x01(\t\"\x9a\x01\n\x06ToNode\x12.\n\nassignment\x18\x01 \x01(\x0b\x32\x18.orcaserve.v1.AssignmentH\x00\x12.\n\x07refused\x18\x02 \x01(\x0b\x32\x1b.orcaserve.v1.WorkerFailureH\x00\x12(\n\x07goodbye\x18\x03 \x01(\x0b\x32\x15.orcaserve.v1.GoodbyeH\x00\x42\x06\n\x04kind\"D\n\nAssignment\x12&\n\x06places\x18\x01 \x03(\x0b\x32\x16.orcaserve.v1.Position\x12\x0e\n\x06\x63onfig\x18\x02 \x01(\t\"(\n\x08Position\x12\r\n\x05stage\x18\x01 \x01(\r\x12\r\n\x05shard\x18\x02 \x01(\r\"F\n\x07Started\x12,\n\x07workers\x18\x01 \x03(\x0b\x32\x1b.orcaserve.v1.StartedWorker\x12\r\n\x05store\x18\x02 \x01(\r\"*\n\rStartedWorker\x12\x0c\n\x04port\x18\x01 \x01(\r\x12\x0b\n\x03pid\x18\x02 \x01(\r\"<\n\x05\x45nded\x12%\n\x05place\x18\x01 \x01(\x0b\x32\x16.orcaserve.v1.Position\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x11\"\t\n\x07Goodbye2B\n\x04\x44oor\x12:\n\tChallenge\x12\x13.orcaserve.v1.Nonce\x1a\x18.orcaserve.v1.Challenged2A\n\x05Nodes\x12\x38\n\x04Join\x12\x16.orcaserve.v1.FromNode\x1a\x14.orcaserve.v1.ToNode(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,15 +47,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_POSITION']._serialized_start=632
   _globals['_POSITION']._serialized_end=672
   _globals['_STARTED']._serialized_start=674
-  _globals['_STARTED']._serialized_end=729
-  _globals['_STARTEDWORKER']._serialized_start=731
-  _globals['_STARTEDWORKER']._serialized_end=773
-  _globals['_ENDED']._serialized_start=775
-  _globals['_ENDED']._serialized_end=835
-  _globals['_GOODBYE']._serialized_start=837
-  _globals['_GOODBYE']._serialized_end=846
-  _globals['_DOOR']._serialized_start=848
-  _globals['_DOOR']._serialized_end=914
-  _globals['_NODES']._serialized_start=916
-  _globals['_NODES']._serialized_end=981
+  _globals['_STARTED']._serialized_end=744
+  _globals['_STARTEDWORKER']._serialized_start=746
+  _globals['_STARTEDWORKER']._serialized_end=788
+  _globals['_ENDED']._serialized_start=790
+  _globals['_ENDED']._serialized_end=850
+  _globals['_GOODBYE']._serialized_start=852
+  _globals['_GOODBYE']._serialized_end=861
+  _globals['_DOOR']._serialized_start=863
+  _globals['_DOOR']._serialized_end=929
+  _globals['_NODES']._serialized_start=931
+  _globals['_NODES']._serialized_end=996
 # @@protoc_insertion_point(module_scope)

@@ -74,10 +74,12 @@ class Position(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., shard: _Optional[int] = ...) -> None: ...
 
 class Started(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "store")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[StartedWorker]
-    def __init__(self, workers: _Optional[_Iterable[_Union[StartedWorker, _Mapping]]] = ...) -> None: ...
+    store: int
+    def __init__(self, workers: _Optional[_Iterable[_Union[StartedWorker, _Mapping]]] = ..., store: _Optional[int] = ...) -> None: ...
 
 class StartedWorker(_message.Message):
     __slots__ = ("port", "pid")

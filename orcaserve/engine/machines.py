@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import socket
+from collections.abc import Sequence
 from dataclasses import replace
 
 from orcaserve.checkpoint.fingerprint import fingerprint
 from orcaserve.config import EngineConfig, NodesConfig, split_address
 from orcaserve.control_plane import nodes_pb2 as wire
-from orcaserve.control_plane.channel import own_address, tcp_target
+from orcaserve.control_plane.channel import listen_at, own_address, tcp_target
 from orcaserve.control_plane.node_service import Check, Node, NodeServer
 from orcaserve.core import ConfigError, EngineError, OrcaServeError
 from orcaserve.data_plane.protocol import Place
+from orcaserve.engine.placement import deal
 from orcaserve.version import __version__
 
 _log = logging.getLogger(__name__)
@@ -38,19 +40,25 @@ class RemoteWorker:
 class Machines:
     """The others, from waiting for them to goodbye. None at all is the usual case.
 
-    address: of this machine, for its workers' data plane. store: the socket at which that plane's workers meet.
+    address: of this machine, for its workers' data plane. store: the socket at which that plane's workers meet,
+    if the first of them is this machine's.
+    secret: what callers of a worker on another machine must have.
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        self.secret = config.nodes.secret
         self._server: NodeServer | None = None
-        self.rendezvous = ""  # HOST:PORT of `store`; empty on one machine
+        self.rendezvous = ""  # HOST:PORT of the store; empty on one machine
         self.nodes: list[Node] = []
         self.address = "127.0.0.1"
         self.store: socket.socket | None = None
 
     def gather(self) -> None:
-        """Wait until all have joined. Raises ConfigError if this machine cannot listen where it is to; ModelError."""
+        """Wait until all have joined.
+
+        Raises ConfigError if this machine cannot listen where it is to; ModelError; EngineError.
+        """
         nodes = self._config.nodes
         if nodes.listen is None:
             return
@@ -62,21 +70,26 @@ class Machines:
         self.nodes = self._server.gather()
         try:
             self.address = own_address(self.nodes[0].address, port)
-            family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-            self.store = socket.create_server((self.address, 0), family=family)
+            self.store = listen_at(self.address)
             self.rendezvous = tcp_target(*self.store.getsockname()[:2])
         except OSError as error:
             raise EngineError(f"the machine {self.nodes[0].name} cannot be reached: {error.strerror}") from error
 
+    def shares(self, places: Sequence[Place]) -> list[list[Place]]:
+        """What each machine is to run, this one first."""
+        return deal(places, self._config.nodes)
+
     def assign(self, node: Node, places: list[Place]) -> None:
         """Returns at once. Secret and model path stay here: each machine has its own."""
-        config = replace(self._config, nodes=NodesConfig())
+        config = replace(self._config, nodes=NodesConfig(), ray=None)
         node.assign([(place.stage, place.shard) for place in places], config.to_json())
 
     def workers(self, node: Node, places: list[Place]) -> dict[Place, RemoteWorker]:
         """Of one machine, once they listen. Raises EngineError."""
         started = node.started()
-        return {place: RemoteWorker(node, place, worker) for place, worker in zip(places, started, strict=True)}
+        if started.store:
+            self.rendezvous = tcp_target(node.address, started.store)
+        return {place: RemoteWorker(node, place, worker) for place, worker in zip(places, started.workers, strict=True)}
 
     def close(self, goodbye: bool) -> None:
         """Idempotent."""

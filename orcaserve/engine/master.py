@@ -11,6 +11,7 @@ from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.core import Batch, EngineEvent, EngineFacts, EngineFailure, OrcaServeError
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines
+from orcaserve.engine.placed_machines import PlacedMachines
 from orcaserve.engine.timeline import Timeline
 from orcaserve.engine.worker_group import WorkerGroup
 from orcaserve.worker.facts import context_length, engine_facts, n_slots_for
@@ -46,7 +47,7 @@ class EngineMaster:
         """
         plan = Plan.read(config)
         context_length(config, plan.spec)
-        machines = Machines(config)
+        machines = Machines(config) if config.ray is None else PlacedMachines(config)
         master = cls(config, plan, machines)
         try:
             machines.gather()

@@ -25,7 +25,6 @@ from orcaserve.core.beats import Standstills
 from orcaserve.data_plane.memory import SharedMemory, shared_by
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines, RemoteWorker
-from orcaserve.engine.placement import deal
 from orcaserve.node.worker_process import WorkerProcess
 from orcaserve.version import __version__
 
@@ -60,7 +59,7 @@ class WorkerGroup:
         on_loss: Callable[[OrcaServeError], None],
     ) -> None:
         self._config, self._places, self._machines = config, places, machines
-        self._shares = deal(places, config.nodes)  # of the machines, this one first
+        self._shares = machines.shares(places)  # this machine's first
         self._on_message, self._on_loss = on_message, on_loss
         self._processes: dict[Place, WorkerProcess | RemoteWorker] = {}
         self._links: dict[Place, WorkerLink] = {}
@@ -109,9 +108,16 @@ class WorkerGroup:
             loaded[place] = message.loaded
             if message.loaded.version != __version__:
                 raise EngineError(f"a worker is of version {message.loaded.version}, this engine of {__version__}")
-        slot_bytes = [sum(loaded[place].slot_bytes for place in share) for share in self._shares]
-        free_bytes = [None, *(min(loaded[place].free_bytes for place in share) for share in others)]
-        return list(zip(slot_bytes, free_bytes, strict=True))
+        machines: dict[str | None, list[Place]] = {None: own} if own else {}
+        for node, share in zip(self._machines.nodes, others, strict=True):
+            machines[node.address] = machines.get(node.address, []) + share  # Ray may place several nodes on one
+        return [
+            (
+                sum(loaded[place].slot_bytes for place in share),
+                None if address is None else min(loaded[place].free_bytes for place in share),
+            )
+            for address, share in machines.items()
+        ]
 
     def start(self, n_slots: int) -> None:
         """Raises as `load`."""
@@ -178,7 +184,7 @@ class WorkerGroup:
     def _attach(self, place: Place) -> WorkerLink:
         return WorkerLink(
             self._target(place),
-            self._config.nodes.secret,
+            self._machines.secret,
             self._config.parallel.worker_timeout,
             lambda message: self._take(place, message),
             lambda _: self._lose(place, silent=True),
@@ -253,9 +259,10 @@ class WorkerGroup:
             if process.returncode is not None and process.returncode < 0:
                 name = signal.Signals(-process.returncode).name
                 return EngineError(f"worker {killed.name} (process {process.pid}{process.where}) was ended by {name}")
-        for node in self._machines.nodes:
+        for node, share in zip(self._machines.nodes, self._shares[1:], strict=True):
             if node.gone:
-                return EngineError(f"the machine {node.name} is gone")
+                names = ", ".join(place.name for place in share)
+                return EngineError(f"the machine {node.name} is gone, which ran {names}")
         if self._hangs is not None:
             return self._hangs
         for sayer, error in self._said.items():

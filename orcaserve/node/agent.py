@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import time
@@ -14,7 +15,7 @@ from orcaserve.checkpoint.fingerprint import fingerprint
 from orcaserve.config import EngineConfig, NodesConfig, check_open, split_address
 from orcaserve.control_plane import nodes_pb2 as wire
 from orcaserve.control_plane import worker_codec as codec
-from orcaserve.control_plane.channel import own_address, tcp_target
+from orcaserve.control_plane.channel import listen_at, own_address, tcp_target
 from orcaserve.control_plane.node_client import NodeLink
 from orcaserve.core import EngineError
 from orcaserve.data_plane.memory import shared_by
@@ -37,7 +38,8 @@ class _Apart(Exception):
 class NodeSettings:
     """What a node needs to know by itself; the rest comes from the master.
 
-    join: the master's HOST:PORT. rank: from 1; 0 is any. join_timeout: seconds to find the master at first.
+    join: the master's HOST:PORT. rank: from 1; 0 is any. name: for people; empty: this machine's.
+    join_timeout: seconds to find the master at first.
     worker_timeout: seconds after which a master that answers no ping is taken for lost.
     """
 
@@ -46,6 +48,7 @@ class NodeSettings:
     secret: str = ""
     threads: int | None = None
     rank: int = 0
+    name: str = ""
     join_timeout: float = 30.0
     worker_timeout: float = 30.0
 
@@ -79,6 +82,14 @@ class NodeAgent:
                 said = str(apart)
             time.sleep(pause)
 
+    def run_once(self) -> None:
+        """As `run`, but with one engine only, however it ends."""
+        try:
+            self._be_part(time.monotonic() + self._settings.join_timeout)
+        except _Apart as apart:
+            if not self._joined:
+                raise EngineError(str(apart)) from apart
+
     def _be_part(self, deadline: float) -> None:
         """Of one engine, from joining to goodbye. Raises _Apart if it ends otherwise."""
         settings, target = self._settings, tcp_target(self._host, self._port)
@@ -88,7 +99,7 @@ class NodeAgent:
             address = own_address(self._host, self._port)
             check_open("--join", address, settings.secret)
             hello = wire.Hello(
-                version=__version__, name=socket.gethostname(), address=address, rank=settings.rank,
+                version=__version__, name=settings.name or socket.gethostname(), address=address, rank=settings.rank,
                 model=self._model, fingerprint=self._fingerprint,
             )  # fmt: skip
             link = NodeLink(target, settings.secret, hello, settings.worker_timeout, patience, self._news)
@@ -120,16 +131,22 @@ class NodeAgent:
         )
         sizes = config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size
         places = [Place(position.stage, position.shard, *sizes) for position in assignment.places]
+        store = 0
         with shared_by(places) as memory:
             for place in places:
-                on_end = partial(self._tell_end, link, place)
-                self._processes[place] = WorkerProcess(place, config, on_end, address=address, memory=memory)
+                with contextlib.ExitStack() as ours:  # the worker that serves the store has it, once it has started
+                    listener = ours.enter_context(listen_at(address)) if place.rank == 0 else None
+                    store = store if listener is None else listener.getsockname()[1]
+                    self._processes[place] = WorkerProcess(
+                        place, config, partial(self._tell_end, link, place), address=address,
+                        store=None if listener is None else listener.fileno(), memory=memory,
+                    )  # fmt: skip
         names = ", ".join(place.name for place in self._processes)
         _log.info("part of the engine at %s: runs %s", settings.join, names)
         workers = [wire.StartedWorker(port=process.port(), pid=process.pid) for process in self._processes.values()]
         self._joined = True
         if all(worker.port for worker in workers):
-            link.send(wire.FromNode(started=wire.Started(workers=workers)))
+            link.send(wire.FromNode(started=wire.Started(workers=workers, store=store)))
 
     def _tell_end(self, link: NodeLink, place: Place) -> None:
         process = self._processes.get(place)

@@ -21,10 +21,10 @@ from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.core.errors import SERVER_STOPPING, ConfigError
 from orcaserve.process import name_process
 from orcaserve.serving.app import App
+from orcaserve.serving.hosted import load_service
 from orcaserve.serving.http_protocol import HttpProtocol
 from orcaserve.serving.replicas import Engines, engines_for
 from orcaserve.serving.service import Service
-from orcaserve.serving.tokenizer import Tokenizer
 
 GRACE_SECONDS = 5.0  # running requests may finish for so long after the first signal
 FAREWELL_SECONDS = 2.0  # for the last bytes of answers that were cut
@@ -81,7 +81,7 @@ class _Endpoint:
     async def _serve(self) -> int:
         """Load, say so, and wait for the end."""
         stop = asyncio.create_task(self._stop.wait())
-        loading = asyncio.create_task(self._load())
+        loading = asyncio.create_task(load_service(self._serving, self._engine, self._engines))
         await asyncio.wait({stop, loading}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             loading.cancel()
@@ -111,18 +111,6 @@ class _Endpoint:
             gone.cancel()
             await engines.close(SERVER_STOPPING)  # open streams end with an error event
             await self._drain(FAREWELL_SECONDS)
-
-    async def _load(self) -> Service:
-        """The engine loads the model in its process while this one reads the tokenizer."""
-        path = self._engine.model.path
-        reading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_path, path))
-        try:
-            await self._engines.connect()
-        except BaseException:
-            reading.cancel()
-            raise
-        name = self._serving.served_model_name or self._engine.model.name
-        return Service(self._engines, await reading, name)
 
     async def _drain(self, seconds: float) -> None:
         """Let running requests finish, `seconds` at most; a second signal ends the wait."""

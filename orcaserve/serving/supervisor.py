@@ -7,7 +7,6 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.control_plane.client import EngineClient
@@ -76,9 +75,7 @@ class Supervisor:
         client = await self._process.connect(serving.start_timeout, serving.engine_timeout)
         self._facts = client.facts
         # The memory that is free decides how many slots the first engine has; the others have as many.
-        self._config = replace(
-            self._config, kv=replace(self._config.kv, n_slots=client.facts.n_slots, memory_bytes=None)
-        )
+        self._config = self._config.for_successor(client.facts.n_slots)
         self._take_on(client)
         self._watching = asyncio.create_task(self._watch(client), name="supervisor")
 

@@ -1,0 +1,136 @@
+"""A cluster of Ray's with several nodes on this machine, in a process of its own: Ray's own cluster utility.
+
+As a script it is that process: it takes commands from standard input, one a line in JSON, and prints an answer to each.
+Nothing of it listens beyond loopback, and when it ends, however it does, its nodes end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+OBJECTS = 80 * 2**20  # bytes of a node's object store: nothing is put there
+
+
+class RayCluster:
+    """A head without CPUs, and the nodes that are added."""
+
+    def __init__(self) -> None:
+        self.folder = tempfile.mkdtemp(prefix="r")  # a short name: sockets are in it
+        os.mkdir(f"{self.folder}/ray")
+        settings = {
+            "RAY_TMPDIR": self.folder,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
+            "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+            "PYTHONWARNINGS": "ignore",  # of Ray's own
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", __file__],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings},
+        )  # fmt: skip
+        self.address: str = self._read()
+
+    def call(self, command: str, **arguments: Any) -> Any:
+        assert self._process.stdin is not None
+        print(json.dumps([command, arguments]), file=self._process.stdin, flush=True)
+        return self._read()
+
+    @property
+    def actors(self) -> list[int]:
+        """Process ids of the actors that run workers."""
+        raylets = [pid for pid in children(self._process.pid, "") if "raylet/raylet" in _command(pid)]
+        return [actor for raylet in raylets for actor in children(raylet, "ray::WorkerHost")]
+
+    @property
+    def workers(self) -> list[int]:
+        return [worker for actor in self.actors for worker in children(actor, "orcaserve: worker")]
+
+    def close(self) -> None:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        finally:
+            self._process.kill()
+            self._process.stdout.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the cluster has ended"
+        return json.loads(line)
+
+
+class _Commands:
+    def __init__(self) -> None:
+        import ray
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 0, "include_dashboard": False, "node_ip_address": "127.0.0.1"}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**head, "object_store_memory": OBJECTS})
+        self.address: str = self._cluster.address
+        self._nodes: dict[str, Any] = {}
+        ray.init(address=self.address, log_to_driver=False, logging_level="error")
+
+    def add(self, cpus: int) -> str:
+        """Returns the beginning of its id, and of its raylet's process."""
+        node = self._cluster.add_node(num_cpus=cpus, object_store_memory=OBJECTS)
+        self._nodes[node.node_id[:8]] = node
+        return str(node.node_id[:8])
+
+    def remove(self, name: str) -> None:
+        """As if the machine were switched off."""
+        self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def left(self) -> list[str]:
+        """Actors that live and placement groups that there are, of anybody."""
+        from ray._private.state import actors
+        from ray.util import placement_group_table
+
+        living = [actor["ActorClassName"] for actor in actors().values() if actor["State"] != "DEAD"]
+        groups = [group["state"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
+        return living + groups
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever Ray prints must not mix with them
+    commands = _Commands()
+    print(json.dumps(commands.address), file=answers, flush=True)
+    for line in sys.stdin:
+        command, arguments = json.loads(line)
+        print(json.dumps(getattr(commands, command)(**arguments)), file=answers, flush=True)
+    commands.close()
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def children(parent: int, title: str) -> list[int]:
+    """Process ids of a process's children whose title begins so."""
+    found = []
+    for path in Path(f"/proc/{parent}/task").glob("*/children"):
+        found += [int(pid) for pid in path.read_text().split() if _command(int(pid)).startswith(title)]
+    return found
+
+
+if __name__ == "__main__":
+    main()
