@@ -20,6 +20,8 @@ VERBS = {
     "bench": "measure this machine with a model, or any server: bench throughput|latency|startup|serve",
     "profile": "measure what iterations cost on this machine, for simulations and plans",
     "reproduce": "the evaluation of the Orca paper: figures, tables, and a report",
+    "explain": "tell one request's life from a schedule log",
+    "replay": "run a schedule log through the scheduler again, with other settings",
     "doctor": "facts about this machine and installation, for a bug report",
 }
 
