@@ -17,7 +17,7 @@ from orcaserve.core import (
     Request,
     RequestState,
 )
-from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy
+from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy, Selection
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
@@ -62,11 +62,22 @@ class Scheduler:
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
         self._n_preempted = self._n_recomputed = 0
+        self.selection = Selection([])  # of the batch that was handed out last
 
     @property
     def n_scheduled(self) -> int:
         """Batches in flight."""
         return len(self._in_flight)
+
+    @property
+    def n_reserved(self) -> int:
+        """Slots set aside."""
+        return self._ledger.n_reserved
+
+    @property
+    def n_used(self) -> int:
+        """Slots that hold a token."""
+        return self._ledger.n_used
 
     def add(self, request: Request, now: float) -> None:
         """Take a new request into the pool as the latest arrival. `now`: seconds, on any clock that does not go back.
@@ -110,6 +121,7 @@ class Scheduler:
             self._preempt(request)
         if not selection.requests:
             return None
+        self.selection = selection
         self._n_batches += 1
         batch = Batch(self._n_batches, tuple(map(self._entry, selection.requests)), tuple(self._drops))
         self._drops.clear()
