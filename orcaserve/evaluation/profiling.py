@@ -36,12 +36,14 @@ def plan(max_bs: int, longest: int, n_slots: int, seconds: float) -> list[Cell]:
 
 
 def _fitted(cell: Cell, longest: int, n_slots: int) -> Cell | None:
-    """With inputs cut to what fits; None if little is left of it."""
+    """With lengths cut to what fits; None if little is left of it."""
+    room = min(longest, n_slots // cell.concurrency)
+    outputs = min(cell.outputs[0], room // 4), min(cell.outputs[1], room // 4)
     low, high = cell.inputs
-    most = min(longest, n_slots // cell.concurrency) - cell.outputs[1]
-    if most < max(low, high // 2):
+    most = min(high, room - outputs[1])
+    if outputs[0] < 1 or most < max(low, high // 2):
         return None
-    return Cell(cell.concurrency, (low, min(high, most)), cell.outputs, cell.seconds)
+    return Cell(cell.concurrency, (low, most), outputs, cell.seconds)
 
 
 def measure(
