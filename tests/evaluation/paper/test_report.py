@@ -16,6 +16,7 @@ from orcaserve.evaluation.paper.figure3 import figure_3
 from orcaserve.evaluation.paper.figure8 import figure_8
 from orcaserve.evaluation.paper.figure10 import figure_10, figure_11
 from orcaserve.evaluation.paper.report import as_json, html
+from orcaserve.evaluation.paper.sweep import SHARES
 
 
 class _Links(HTMLParser):
@@ -63,8 +64,8 @@ def test_wrong_flags_are_named(flags: list[str], named: str, capsys: pytest.Capt
 
 def test_figures_10_and_11_hold_all_curves() -> None:
     ten, eleven = figure_10(1, 0.02), figure_11(1, 0.02)
-    assert len(ten.points) == 3 * 6 * 10
-    assert len(eleven.points) == 2 * 7 * 10
+    assert len(ten.points) == 3 * 6 * len(SHARES)
+    assert len(eleven.points) == 2 * 7 * len(SHARES)
     assert {point["system"] for point in ten.points} >= {"ft(1,1)", "ft(8,8)", "orca(32)"}
     assert all(point["req_s"] > 0 and point["p50_normalized_ms"] > 0 for point in ten.points)  # type: ignore[operator]
     ElementTree.fromstring(ten.drawing.svg())
