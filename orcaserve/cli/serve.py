@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from orcaserve.cli.node_options import add_node_arguments
-from orcaserve.cli.options import add_model_arguments, engine_config
+from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config
 from orcaserve.config import ServingConfig
 from orcaserve.core.errors import ConfigError
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Several engines behind one address, each with the whole model (in one process, or cut by -pp and -tp): for\n"
         "machines with more cores than one engine can use. Every flag above holds for each: D replicas take D times\n"
         "the memory; without -t and --n-slots they divide the cores, and the memory for keys and values.\n"
-        "With --timeline run.json each writes its own: run-0.json, run-1.json and so on.",
+        "With --timeline run.json each writes its own: run-0.json, run-1.json and so on; --schedule-log likewise.",
     )
     group.add_argument(
         "-dp",
@@ -68,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an engine that gives no sign of life for so long is taken for hung, and replaced; requests go on in the "
         "new one, as after a crash (default: %(default)g)",
     )
+    add_schedule_log_arguments(parser)
     group = parser.add_argument_group("log")
     group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 

@@ -39,7 +39,7 @@ def test_profiles_lie_in_the_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("flags", "code", "says"),
     [
-        (["no/such.gguf"], 3, "no such file"),
+        (["no/such/file.gguf"], 3, "no such file"),
         (["-pp", "2"], 2, "a profile is of an engine in one process"),
         (["--n-slots", "16"], 2, "--n-slots: 16 slots are too few"),
     ],

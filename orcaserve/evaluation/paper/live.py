@@ -57,7 +57,7 @@ def live_figure(config: EngineConfig, seconds: float, on_run: Callable[[str], No
     points = [point for setting in SETTINGS for point in _points(_with(config, setting), seconds, on_run)]
     charts = [
         draw_chart(_chart(workload, [p for p in points if p.workload == workload], target, last))
-        for workload, last in zip(WORKLOADS, (False, True), strict=True)
+        for workload, last in zip(WORKLOADS, [*[False] * (len(WORKLOADS) - 1), True], strict=True)
     ]
     return Figure(
         "live",

@@ -168,8 +168,9 @@ def make_plan(
     best, tried = search.best()
     limit = TARGET
     if best.most is not None:
-        more = search.carried(best.max_bs, engine.n_slots * 4)
-        limit = SLOTS if more.load > best.load * 1.05 else SPEED
+        batches = {best.max_bs, min(best.max_bs * 4, engine.largest_batch)}
+        more = max(search.carried(max_bs, engine.n_slots * 4).load for max_bs in batches)
+        limit = SLOTS if more > best.load * 1.05 else SPEED
     tried = [search.drawn(one) if one.max_bs == best.max_bs else one for one in tried]
     return Plan(engine, workload, targets, best, tried, limit, wanted)
 

@@ -57,20 +57,30 @@ def always(*pieces: bytes) -> Script:
 async def scripted(script: Script, endpoint: str = "completions", within: float = 5.0) -> AsyncIterator[Server]:
     """A Server to such a one. The connection is closed once the script is through."""
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            lengths = [
-                line.split(b":")[1] for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
-            ]
-            body = await reader.readexactly(int(lengths[0])) if lengths else b"{}"
-            await script(json.loads(body), writer)
-            await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+    handlers: set[asyncio.Task[None]] = set()
 
-    listener = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+                body = await reader.readexactly(int(lengths[0].partition(b":")[2])) if lengths else b"{}"
+                await script(json.loads(body), writer)
+                await writer.drain()
+        finally:
+            writer.close()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        handlers.add(asyncio.create_task(serve(reader, writer)))
+
+    listener = await asyncio.start_server(accept, "127.0.0.1", 0)
     port = listener.sockets[0].getsockname()[1]
-    async with listener:
-        yield Server(await Address.find(f"http://127.0.0.1:{port}"), endpoint, None, within)
+    try:
+        async with listener:
+            yield Server(await Address.find(f"http://127.0.0.1:{port}"), endpoint, None, within)
+    finally:
+        for handler in handlers:
+            handler.cancel()
+        await asyncio.gather(*handlers, return_exceptions=True)
