@@ -88,6 +88,16 @@ def test_the_other_machine_dies_and_another_takes_its_place(pair: Pair, expected
     assert stream.result(240) == expected[LONG["prompt"]]
 
 
+@pytest.mark.parametrize("counts", ["2,2", "3,1"])
+def test_shards_on_one_machine_and_on_two(counts: str, served_model: Path, expected: dict[str, str]) -> None:
+    """Whoever is on the same machine shares memory, and others are reached over the network."""
+    with pair_of(served_model, cut=("-pp", "2", "-tp", "2", "--worker-counts", counts)) as pair:
+        check(pair, expected)
+        pids = pair.children(pair.serve) + pair.children(pair.node)
+        sharing = [pid for pid in pids if "memfd:orcaserve" in Path(f"/proc/{pid}/maps").read_text()]
+        assert len(sharing) == (4 if counts == "2,2" else 3)
+
+
 def test_the_server_is_full(pair: Pair, served_model: Path) -> None:
     late = Process((), "worker", "--join", pair._join, "--model", str(served_model), "--join-timeout", "1")
     assert late.end() == 1

@@ -72,15 +72,22 @@ def _free_port(host: str) -> int:
 
 
 class Pair:
-    """A server whose second stage runs on another machine."""
+    """A server whose second stage runs on another machine. cut: another way to share the model."""
 
-    def __init__(self, model: Path, host: str, inside: tuple[tuple[str, ...], tuple[str, ...]], timeout: str) -> None:
+    def __init__(
+        self,
+        model: Path,
+        host: str,
+        inside: tuple[tuple[str, ...], tuple[str, ...]],
+        timeout: str,
+        cut: tuple[str, ...],
+    ) -> None:
         self._model, self._inside, self._timeout = model, inside, timeout
         self.folder = Path(tempfile.mkdtemp())
         path, self._join = self.folder / "http", f"{host}:{_free_port(host)}"
         flags = ("--worker-timeout", timeout, "--engine-timeout", "60", "--uds", str(path), *FLOATS)
         self.serve = Process(
-            inside[0], "serve", str(model), "-pp", "2", "--nnodes", "2", "--listen-workers", self._join, *flags
+            inside[0], "serve", str(model), *cut, "--nnodes", "2", "--listen-workers", self._join, *flags
         )
         self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server", timeout=240)
         self.node = self.join()
@@ -147,9 +154,13 @@ class Pair:
 
 @contextmanager
 def pair_of(
-    model: Path, host: str = "127.0.0.1", inside: tuple[tuple[str, ...], ...] = ((), ()), timeout: str = "30"
+    model: Path,
+    host: str = "127.0.0.1",
+    inside: tuple[tuple[str, ...], ...] = ((), ()),
+    timeout: str = "30",
+    cut: tuple[str, ...] = ("-pp", "2"),
 ) -> Iterator[Pair]:
-    pair = Pair(model, host, (inside[0], inside[1]), timeout)
+    pair = Pair(model, host, (inside[0], inside[1]), timeout, cut)
     try:
         pair.serve.says("ready on")
         yield pair
