@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from orcaserve.core.errors import ConfigError
+from orcaserve.core.tls import TlsFiles
 
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -132,13 +133,14 @@ class NodesConfig:
     """The machines of an engine. This one is the first of them.
 
     listen: HOST:PORT where the others join. counts: workers of each machine; None = as even as they come out.
-    secret: what all machines have in common; may be empty where only this machine can call.
+    secret: what all machines have in common; may be empty where only this machine can call, and with `tls`.
     """
 
     n_nodes: int = 1
     listen: str | None = None
     counts: tuple[int, ...] | None = None
     secret: str = field(default="", repr=False)
+    tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
         _check_at_least("--nnodes", self.n_nodes, 1)
@@ -147,7 +149,7 @@ class NodesConfig:
         if self.n_nodes > 1 and self.listen is None:
             raise ConfigError("--listen-workers", "say where the other machines are to join: HOST:PORT")
         if self.listen is not None:
-            check_open("--listen-workers", split_address("--listen-workers", self.listen)[0], self.secret)
+            check_open("--listen-workers", split_address("--listen-workers", self.listen)[0], self.secret, self.tls)
             if self.n_nodes == 1:
                 raise ConfigError("--nnodes", "say how many machines there are, this one included")
         if self.counts is not None:
@@ -165,14 +167,17 @@ def split_address(name: str, address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def check_open(name: str, host: str, secret: str) -> None:
-    """Raises ConfigError if others than this machine could call, and none would be asked for a secret."""
+def check_open(name: str, host: str, secret: str, tls: TlsFiles | None = None) -> None:
+    """Raises ConfigError if others than this machine could call, and none would be asked who he is."""
     try:
         inside = ipaddress.ip_address(host).is_loopback
     except ValueError:
         inside = host == "localhost"
-    if not inside and not secret:
-        raise ConfigError(name, f"{host} is open to other machines: give --secret-file or ORCASERVE_SECRET")
+    if not inside and not secret and tls is None:
+        raise ConfigError(
+            name,
+            f"{host} is open to other machines: give --secret-file or ORCASERVE_SECRET, or the --tls flags",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,7 @@ class EngineConfig:
         """What to_json wrote; checked again."""
         parts = json.loads(text)
         model, parallel, nodes = parts["model"], parts["parallel"], parts["nodes"]
-        split, timeline = parallel["layer_split"], parallel["timeline"]
+        split, timeline, tls = parallel["layer_split"], parallel["timeline"], nodes["tls"]
         return cls(
             ModelConfig(**{**model, "path": Path(model["path"])}),
             KVConfig(**parts["kv"]),
@@ -219,7 +224,13 @@ class EngineConfig:
                     "timeline": None if timeline is None else Path(timeline),
                 }
             ),
-            NodesConfig(**{**nodes, "counts": None if nodes["counts"] is None else tuple(nodes["counts"])}),
+            NodesConfig(
+                **{
+                    **nodes,
+                    "counts": None if nodes["counts"] is None else tuple(nodes["counts"]),
+                    "tls": None if tls is None else TlsFiles(**{name: Path(path) for name, path in tls.items()}),
+                }
+            ),
         )
 
 

@@ -67,8 +67,8 @@ class Timeline:
             return
         shares = self.idle_shares()
         try:
-            path.write_text(json.dumps(self._trace()))
-            path.with_suffix(".svg").write_text(draw(self._workers, self._blocks(), shares))
+            _write(path, json.dumps(self._trace()))
+            _write(path.with_suffix(".svg"), draw(self._workers, self._blocks(), shares))
         except OSError as error:
             _log.error("the timeline cannot be written: %s", error)
         else:
@@ -113,6 +113,16 @@ class Timeline:
             for span in record.spans
             if span.name in _BUSY
         ]
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing. Raises OSError."""
+    try:
+        path.write_text(text)
+    except OSError:
+        if path.is_file():  # and no device, say
+            path.unlink()
+        raise
 
 
 def _covered(intervals: Iterable[tuple[int, int]]) -> int:

@@ -20,7 +20,7 @@ from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH, target_of, worker_socket
 from orcaserve.control_plane.worker_client import WorkerLink
-from orcaserve.core import ConfigError, EngineError, OrcaServeError
+from orcaserve.core import ConfigError, EngineError, NoRoom, OrcaServeError
 from orcaserve.core.beats import Standstills
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines, RemoteWorker
@@ -83,9 +83,12 @@ class WorkerGroup:
 
         Returns for each machine bytes of a slot over its workers, and of its free memory (None: this machine's).
 
-        Raises what a worker raised (ModelError, ConfigError), or EngineError if one is lost.
+        Raises what a worker raised (ModelError, ConfigError), EngineError if one is lost, NoRoom.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the sockets in it are ours alone
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the sockets in it are ours alone
+        except OSError as error:
+            raise NoRoom(f"no folder for the workers' sockets can be made: {error.strerror}") from error
         if len(os.fsencode(worker_socket(self._folder, "s999r999"))) > MAX_SOCKET_PATH:
             raise ConfigError("TMPDIR", f"its name is too long for a socket in it ({MAX_SOCKET_PATH} bytes in all)")
         own, *others = self._shares
@@ -180,6 +183,7 @@ class WorkerGroup:
             self._config.parallel.worker_timeout,
             lambda message: self._take(place, message),
             lambda _: self._lose(place, silent=True),
+            self._machines.tls,
         )
 
     def _lose_at(self, position: tuple[int, int]) -> None:
