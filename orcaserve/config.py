@@ -198,8 +198,6 @@ class EngineConfig:
             raise ConfigError("--nnodes", f"must be at most the {n_workers} workers that -pp and -tp make")
         if self.nodes.counts is not None and sum(self.nodes.counts) != n_workers:
             raise ConfigError("--worker-counts", f"must add up to the {n_workers} workers that -pp and -tp make")
-        if self.parallel.timeline is not None:
-            raise ConfigError("--timeline", "leave it out with --nnodes: the clocks of two machines differ")
         if self.parallel.data_parallel_size > 1:
             raise ConfigError("--data-parallel-size", "leave it out with --nnodes: replicas share one machine")
 

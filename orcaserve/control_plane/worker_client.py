@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -67,6 +68,10 @@ class WorkerLink:
     def send(self, iteration: wire.Iteration) -> None:
         """Returns at once."""
         self._outbox.put(wire.ToWorker(iteration=iteration))
+
+    def ask_time(self) -> None:
+        """Returns at once; the answer is a message."""
+        self._outbox.put(wire.ToWorker(clock=wire.ClockQuestion(sent=time.monotonic_ns())))
 
     def close(self) -> None:
         """End the stream, and with it the worker. Idempotent; not from `on_message` or `on_end`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -120,6 +121,10 @@ class WorkerServer(WorkerServicer):
             for message in incoming:
                 if message.HasField("iteration"):
                     self._controller.take(message.iteration)
+                elif message.HasField("clock"):
+                    received = time.monotonic_ns()
+                    answer = wire.ClockAnswer(sent=message.clock.sent, received=received, replied=time.monotonic_ns())
+                    self.send(wire.FromWorker(clock=answer))
                 elif message.HasField("start"):
                     self._controller.start(message.start)
         except grpc.RpcError:

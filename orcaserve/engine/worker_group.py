@@ -46,8 +46,8 @@ class WorkerGroup:
 
     Those of this machine die with the thread that calls `load`, and with this process, which alone holds a pipe to each
     open; the others when their node hears that the engine has ended.
-    on_message: results and spans, on threads of the control plane's. on_loss: called once, if a worker is lost after
-    `start`, with an EngineError that says which and how; the others are of no use then.
+    on_message: results, spans and times, on threads of the control plane's. on_loss: called once, if a worker is lost
+    after `start`, with an EngineError that says which and how; the others are of no use then.
     """
 
     def __init__(
@@ -136,6 +136,15 @@ class WorkerGroup:
         for place, link in self._links.items():
             if place.stage == 0:
                 link.send(iteration)
+
+    @property
+    def elsewhere(self) -> list[Place]:
+        """The workers on other machines."""
+        return [place for place, process in self._processes.items() if isinstance(process, RemoteWorker)]
+
+    def ask_time(self, place: Place) -> None:
+        """Returns at once; the answer comes as a message."""
+        self._links[place].ask_time()
 
     def close(self) -> None:
         """End the processes: their streams first, then whoever has not ended after END_GRACE. Idempotent."""
