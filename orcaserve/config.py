@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from orcaserve.core.errors import ConfigError
+from orcaserve.core.tls import TlsFiles
 
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -158,13 +159,14 @@ class NodesConfig:
     """The machines of an engine. This one is the first of them.
 
     listen: HOST:PORT where the others join. counts: workers of each machine; None = as even as they come out.
-    secret: what all machines have in common; may be empty where only this machine can call.
+    secret: what all machines have in common; may be empty where only this machine can call, and with `tls`.
     """
 
     n_nodes: int = 1
     listen: str | None = None
     counts: tuple[int, ...] | None = None
     secret: str = field(default="", repr=False)
+    tls: TlsFiles | None = None
 
     def __post_init__(self) -> None:
         _check_at_least("--nnodes", self.n_nodes, 1)
@@ -173,7 +175,7 @@ class NodesConfig:
         if self.n_nodes > 1 and self.listen is None:
             raise ConfigError("--listen-workers", "say where the other machines are to join: HOST:PORT")
         if self.listen is not None:
-            check_open("--listen-workers", split_address("--listen-workers", self.listen)[0], self.secret)
+            check_open("--listen-workers", split_address("--listen-workers", self.listen)[0], self.secret, self.tls)
             if self.n_nodes == 1:
                 raise ConfigError("--nnodes", "say how many machines there are, this one included")
         if self.counts is not None:
@@ -213,14 +215,17 @@ def split_address(name: str, address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
-def check_open(name: str, host: str, secret: str) -> None:
-    """Raises ConfigError if others than this machine could call, and none would be asked for a secret."""
+def check_open(name: str, host: str, secret: str, tls: TlsFiles | None = None) -> None:
+    """Raises ConfigError if others than this machine could call, and none would be asked who he is."""
     try:
         inside = ipaddress.ip_address(host).is_loopback
     except ValueError:
         inside = host == "localhost"
-    if not inside and not secret:
-        raise ConfigError(name, f"{host} is open to other machines: give --secret-file or ORCASERVE_SECRET")
+    if not inside and not secret and tls is None:
+        raise ConfigError(
+            name,
+            f"{host} is open to other machines: give --secret-file or ORCASERVE_SECRET, or the --tls flags",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +267,6 @@ class EngineConfig:
             raise ConfigError("--nnodes", f"must be at most the {n_workers} workers that -pp and -tp make")
         if self.nodes.counts is not None and sum(self.nodes.counts) != n_workers:
             raise ConfigError("--worker-counts", f"must add up to the {n_workers} workers that -pp and -tp make")
-        if self.parallel.timeline is not None:
-            raise ConfigError("--timeline", "leave it out with --nnodes: the clocks of two machines differ")
         if self.parallel.data_parallel_size > 1:
             raise ConfigError("--data-parallel-size", "leave it out with --nnodes: replicas share one machine")
 
@@ -289,7 +292,7 @@ class EngineConfig:
         """What to_json wrote; checked again."""
         parts = json.loads(text)
         model, parallel, nodes, log = parts["model"], parts["parallel"], parts["nodes"], parts["schedule_log"]
-        split, timeline = parallel["layer_split"], parallel["timeline"]
+        split, timeline, tls = parallel["layer_split"], parallel["timeline"], nodes["tls"]
         return cls(
             ModelConfig(**{**model, "path": Path(model["path"])}),
             KVConfig(**parts["kv"]),
@@ -301,7 +304,13 @@ class EngineConfig:
                     "timeline": None if timeline is None else Path(timeline),
                 }
             ),
-            NodesConfig(**{**nodes, "counts": None if nodes["counts"] is None else tuple(nodes["counts"])}),
+            NodesConfig(
+                **{
+                    **nodes,
+                    "counts": None if nodes["counts"] is None else tuple(nodes["counts"]),
+                    "tls": None if tls is None else TlsFiles(**{name: Path(path) for name, path in tls.items()}),
+                }
+            ),
             None if parts["ray"] is None else RayConfig(**parts["ray"]),
             ScheduleLogConfig(**{**log, "path": None if log["path"] is None else Path(log["path"])}),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orcaserve.config import MIN_SECRET, NodesConfig
 from orcaserve.core.errors import ConfigError
+from orcaserve.core.tls import TlsFiles
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -54,6 +55,24 @@ def add_secret_argument(group: argparse._ArgumentGroup) -> None:
         help="holds the secret that all machines share (16 characters or more, readable by its owner only); needed on "
         "any address but loopback's; or ORCASERVE_SECRET in the environment",
     )
+    for flag, what in (
+        ("--tls-cert", "this machine's certificate, made out to DNS:orcaserve; with the next two, machines speak TLS "
+         "and ask each other for certificates, instead of the secret or beside it"),
+        ("--tls-key", "its private key, readable by its owner only"),
+        ("--tls-ca", "the authority that has signed the certificates of all machines"),
+    ):  # fmt: skip
+        group.add_argument(flag, type=Path, metavar="FILE", help=what)
+
+
+def read_tls(args: argparse.Namespace) -> TlsFiles | None:
+    """None without the flags. Raises ConfigError if there are only some of them."""
+    given = {flag: getattr(args, flag) for flag in ("tls_cert", "tls_key", "tls_ca")}
+    if not any(given.values()):
+        return None
+    for flag, path in given.items():
+        if path is None:
+            raise ConfigError("--" + flag.replace("_", "-"), "is missing: all three --tls flags go together")
+    return TlsFiles(*(Path(os.path.abspath(path)) for path in given.values()))
 
 
 def read_secret(path: Path | None) -> str:
@@ -80,4 +99,4 @@ def nodes_config(args: argparse.Namespace) -> NodesConfig:
     if "nnodes" not in args or (args.nnodes, args.listen_workers, args.worker_counts) == (1, None, None):
         return NodesConfig()
     secret = read_secret(args.secret_file)
-    return NodesConfig(args.nnodes, args.listen_workers, args.worker_counts, secret)
+    return NodesConfig(args.nnodes, args.listen_workers, args.worker_counts, secret, read_tls(args))

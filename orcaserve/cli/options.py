@@ -208,9 +208,9 @@ def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=30.0,
         metavar="SECONDS",
-        help="a worker that has begun no further piece of an iteration for so long (some rows of a matrix, say: a piece "
-        "takes milliseconds, however long the iteration) is taken for hung; so is a group in which nothing moves "
-        "(default: %(default)g)",
+        help="a worker that has begun no further piece of an iteration for so long is taken for hung (a piece, such as "
+        "some rows of a matrix, takes milliseconds however long the iteration is), and so is a group in which nothing "
+        "moves (default: %(default)g)",
     )
     group.add_argument(
         "--distributed-executor-backend",

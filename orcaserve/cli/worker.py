@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model
-from orcaserve.cli.node_options import add_secret_argument, read_secret
+from orcaserve.cli.node_options import add_secret_argument, read_secret, read_tls
 from orcaserve.core.errors import ConfigError
 
 JOIN_TIMEOUT = 30.0  # s
@@ -72,6 +72,7 @@ def run_node(args: argparse.Namespace, join: str, model: str | None, join_timeou
         join=join,
         model=Path(os.path.abspath(locate_model(model))),
         secret=read_secret(args.secret_file),
+        tls=read_tls(args),
         threads=args.threads,
         rank=args.node_rank,
         join_timeout=join_timeout,

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 
 from orcaserve.control_plane.codec import MAX_MESSAGE_BYTES
+from orcaserve.control_plane.tls import Tls
 
 HEARTBEAT_SECONDS = 0.5  # an engine that has said nothing for so long says that it lives
 MAX_SOCKET_PATH = 107  # bytes; the kernel's limit for the address of a Unix socket, less its closing zero
@@ -64,12 +65,31 @@ def tcp_target(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def channel_to(target: str, timeout: float) -> grpc.Channel:
-    """A channel whose server is taken for lost when it answers no ping for `timeout` seconds."""
+def split_target(target: str) -> tuple[str, int]:
+    """What `tcp_target` made one of."""
+    host, _, port = target.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def channel_to(target: str, timeout: float, tls: Tls | None = None) -> grpc.Channel:
+    """A channel whose server is taken for lost when it answers no ping for `timeout` seconds.
+
+    tls: not for Unix sockets.
+    """
     network = [] if is_local(target) else NETWORK_OPTIONS
     names = {name for name, _ in network}
     options = [option for option in OPTIONS if option[0] not in names]
-    return grpc.insecure_channel(target, options=[*options, *network, *keepalive(timeout)])
+    options += [*network, *keepalive(timeout)]
+    if tls is None or is_local(target):
+        return grpc.insecure_channel(target, options=options)
+    return tls.channel(target, options)
+
+
+def listen(server: grpc.Server, target: str, tls: Tls | None) -> int:
+    """Have the server listen there; its port, if it has one. Raises RuntimeError."""
+    if tls is None or is_local(target):
+        return server.add_insecure_port(target)
+    return server.add_secure_port(target, tls.server_credentials())
 
 
 def own_address(host: str, port: int) -> str:

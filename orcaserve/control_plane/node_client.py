@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import threading
+import time
 from queue import SimpleQueue
 
 import grpc
 
 from orcaserve.control_plane import nodes_pb2 as wire
 from orcaserve.control_plane.auth import authenticate
-from orcaserve.control_plane.channel import channel_to
+from orcaserve.control_plane.channel import channel_to, split_target
 from orcaserve.control_plane.nodes_pb2_grpc import NodesStub
+from orcaserve.control_plane.tls import Tls, meet
 
+LEAST = 2.0  # s for an answer of somebody who has just answered
 _JOIN = "/orcaserve.v1.Nodes/Join"
 
 
@@ -26,16 +29,19 @@ class NodeLink:
         timeout: float,
         patience: float,
         news: SimpleQueue[wire.ToNode | str],
+        tls: Tls | None = None,
     ) -> None:
         """timeout: seconds that a ping may stay without an answer; patience: that the master may take to answer at all.
 
-        Raises as `authenticate`.
+        Raises as `meet` and `authenticate`.
         """
+        deadline = time.monotonic() + patience
+        meet(*split_target(target), tls, patience)
         self._outbox: SimpleQueue[wire.FromNode | None] = SimpleQueue()
         self._news = news
-        self._channel = channel_to(target, timeout)
+        self._channel = channel_to(target, timeout, tls)
         try:
-            metadata = authenticate(self._channel, target, secret, _JOIN, patience)
+            metadata = authenticate(self._channel, target, secret, _JOIN, max(deadline - time.monotonic(), LEAST))
         except BaseException:
             self._channel.close()
             raise

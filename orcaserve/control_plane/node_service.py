@@ -13,8 +13,9 @@ import grpc
 from orcaserve.control_plane import nodes_pb2 as wire
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane.auth import Door
-from orcaserve.control_plane.channel import SERVER_OPTIONS, keepalive, tcp_target
+from orcaserve.control_plane.channel import SERVER_OPTIONS, keepalive, listen, tcp_target
 from orcaserve.control_plane.nodes_pb2_grpc import NodesServicer, add_NodesServicer_to_server
+from orcaserve.control_plane.tls import Members, Tls
 from orcaserve.core import ConfigError, EngineError, OrcaServeError
 
 START_TIMEOUT = 60.0  # s for a node's processes to listen
@@ -95,7 +96,9 @@ class NodeServer(NodesServicer):
     answers no ping is taken for lost.
     """
 
-    def __init__(self, host: str, port: int, secret: str, timeout: float, n_nodes: int, check: Check) -> None:
+    def __init__(
+        self, host: str, port: int, secret: str, timeout: float, n_nodes: int, check: Check, tls: Tls | None = None
+    ) -> None:
         """port: 0 is any. Raises ConfigError if it cannot listen there."""
         self._n_nodes, self._check = n_nodes, check
         self._nodes: dict[int, Node] = {}  # by rank, from 1
@@ -104,14 +107,14 @@ class NodeServer(NodesServicer):
         door = Door(secret)
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=n_nodes + SPARE, thread_name_prefix="nodes"),
-            interceptors=[door],
+            interceptors=[door] if tls is None else [Members(), door],
             options=[*SERVER_OPTIONS, *keepalive(timeout), ("grpc.so_reuseport", 0)],
             maximum_concurrent_rpcs=n_nodes + SPARE,
         )
         door.add_to(self._server)
         add_NodesServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         try:
-            self.port = self._server.add_insecure_port(tcp_target(host, port))
+            self.port = listen(self._server, tcp_target(host, port), tls)
         except RuntimeError as error:
             raise ConfigError("--listen-workers", f"cannot listen on {tcp_target(host, port)}") from error
         self._server.start()

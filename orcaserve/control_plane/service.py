@@ -16,7 +16,7 @@ from orcaserve.control_plane import codec
 from orcaserve.control_plane import engine_pb2 as wire
 from orcaserve.control_plane.channel import HEARTBEAT_SECONDS, OPTIONS, target_of
 from orcaserve.control_plane.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
-from orcaserve.core import EngineError, EngineFacts, InvalidRequest, IterationReport, Request
+from orcaserve.core import EngineError, EngineFacts, InvalidRequest, IterationReport, NoRoom, Request
 
 _log = logging.getLogger(__name__)
 
@@ -67,11 +67,11 @@ class EngineServer(EngineServicer):
         add_EngineServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
 
     def start(self) -> None:
-        """Listen. Raises EngineError if the socket cannot be made."""
+        """Listen. Raises NoRoom if the socket cannot be made."""
         try:
             self._server.add_insecure_port(target_of(self._socket))
         except RuntimeError as error:
-            raise EngineError("the engine's socket cannot be made") from error
+            raise NoRoom("the engine's socket cannot be made") from error
         self._server.start()
 
     def open(self, facts: EngineFacts, host: Host) -> None:

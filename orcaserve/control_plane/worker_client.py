@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 
@@ -10,7 +11,8 @@ import grpc
 
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.auth import Metadata, authenticate
-from orcaserve.control_plane.channel import channel_to, is_local
+from orcaserve.control_plane.channel import channel_to, is_local, split_target
+from orcaserve.control_plane.tls import Tls, meet
 from orcaserve.control_plane.worker_pb2_grpc import WorkerStub
 from orcaserve.core import EngineError
 
@@ -21,6 +23,11 @@ CALL_TIMEOUT = 10.0  # s for a worker of another machine, which listens already,
 
 def _metadata(channel: grpc.Channel, target: str, secret: str, method: str) -> Metadata:
     return () if is_local(target) else authenticate(channel, target, secret, _SERVICE + method, CALL_TIMEOUT)
+
+
+def _meet(target: str, tls: Tls | None) -> None:
+    if tls is not None and not is_local(target):
+        meet(*split_target(target), tls, CALL_TIMEOUT)
 
 
 class WorkerLink:
@@ -37,14 +44,16 @@ class WorkerLink:
         timeout: float,
         on_message: Callable[[wire.FromWorker], None],
         on_end: Callable[[str], None],
+        tls: Tls | None = None,
     ) -> None:
         """target: gRPC's name of the worker. A Unix socket may not be there yet: it has START_PATIENCE to come, or
         `timeout` if that is longer. secret: asked for elsewhere. timeout: seconds that a ping may stay without an
-        answer, once there is somebody to ask. Raises as `authenticate`.
+        answer, once there is somebody to ask. tls: for elsewhere. Raises as `meet` and `authenticate`.
         """
+        _meet(target, tls)
         self._outbox: SimpleQueue[wire.ToWorker | None] = SimpleQueue()
         self._on_message, self._on_end = on_message, on_end
-        self._channel = channel_to(target, timeout)
+        self._channel = channel_to(target, timeout, tls)
         self._connected = grpc.channel_ready_future(self._channel)
         self._patience = max(timeout, START_PATIENCE)
         metadata = _metadata(self._channel, target, secret, "Attach")
@@ -59,6 +68,10 @@ class WorkerLink:
     def send(self, iteration: wire.Iteration) -> None:
         """Returns at once."""
         self._outbox.put(wire.ToWorker(iteration=iteration))
+
+    def ask_time(self) -> None:
+        """Returns at once; the answer is a message."""
+        self._outbox.put(wire.ToWorker(clock=wire.ClockQuestion(sent=time.monotonic_ns())))
 
     def close(self) -> None:
         """End the stream, and with it the worker. Idempotent; not from `on_message` or `on_end`."""
@@ -86,9 +99,13 @@ class WorkerLink:
 class NextStage:
     """A worker's stream to the same shard of the next stage. on_end: called once when it has ended."""
 
-    def __init__(self, target: str, secret: str, timeout: float, on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, target: str, secret: str, timeout: float, on_end: Callable[[], None], tls: Tls | None = None
+    ) -> None:
+        """As WorkerLink's."""
+        _meet(target, tls)
         self._outbox: SimpleQueue[wire.Iteration | None] = SimpleQueue()
-        self._channel = channel_to(target, timeout)
+        self._channel = channel_to(target, timeout, tls)
         try:  # the next worker listens before it loads, so nothing is waited for but its interpreter
             grpc.channel_ready_future(self._channel).result(timeout)
         except grpc.FutureTimeoutError as error:

@@ -8,12 +8,30 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("start", "iteration")
+    __slots__ = ("start", "iteration", "clock")
     START_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     start: Start
     iteration: Iteration
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ...) -> None: ...
+    clock: ClockQuestion
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., clock: _Optional[_Union[ClockQuestion, _Mapping]] = ...) -> None: ...
+
+class ClockQuestion(_message.Message):
+    __slots__ = ("sent",)
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    sent: int
+    def __init__(self, sent: _Optional[int] = ...) -> None: ...
+
+class ClockAnswer(_message.Message):
+    __slots__ = ("sent", "received", "replied")
+    SENT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    REPLIED_FIELD_NUMBER: _ClassVar[int]
+    sent: int
+    received: int
+    replied: int
+    def __init__(self, sent: _Optional[int] = ..., received: _Optional[int] = ..., replied: _Optional[int] = ...) -> None: ...
 
 class Start(_message.Message):
     __slots__ = ("n_slots", "next", "rendezvous")
@@ -72,20 +90,22 @@ class Forwarded(_message.Message):
     def __init__(self) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat")
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock")
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     SPANS_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_FIELD_NUMBER: _ClassVar[int]
     loaded: Loaded
     ready: Ready
     result: Result
     spans: Spans
     failure: WorkerFailure
     beat: Beat
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ...) -> None: ...
+    clock: ClockAnswer
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("version", "slot_bytes", "free_bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
@@ -13,8 +14,9 @@ import grpc
 
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.auth import Door
-from orcaserve.control_plane.channel import SERVER_OPTIONS
+from orcaserve.control_plane.channel import SERVER_OPTIONS, listen
 from orcaserve.control_plane.health import health_handler
+from orcaserve.control_plane.tls import Members, Tls
 from orcaserve.control_plane.worker_pb2_grpc import WorkerServicer, add_WorkerServicer_to_server
 from orcaserve.core import EngineError
 
@@ -42,9 +44,11 @@ class WorkerServer(WorkerServicer):
     Health: serving from open() on.
     """
 
-    def __init__(self, target: str, controller: Controller, secret: str | None = None) -> None:
-        """target: gRPC's name of where to listen; port 0 is any. secret: what callers must have, if they are asked."""
-        self._target, self._controller = target, controller
+    def __init__(self, target: str, controller: Controller, secret: str | None = None, tls: Tls | None = None) -> None:
+        """target: gRPC's name of where to listen; port 0 is any. secret: what callers must have, if they are asked.
+        tls: for others than Unix sockets.
+        """
+        self._target, self._controller, self._tls = target, controller, tls
         door = None if secret is None else Door(secret)
         self._outbox: SimpleQueue[wire.FromWorker | None] = SimpleQueue()
         self._attached, self._forwarded = threading.Lock(), threading.Lock()
@@ -52,7 +56,7 @@ class WorkerServer(WorkerServicer):
         self._open = False
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=4, thread_name_prefix="control plane"),
-            interceptors=[] if door is None else [door],
+            interceptors=([] if tls is None else [Members()]) + ([] if door is None else [door]),
             options=SERVER_OPTIONS,
             maximum_concurrent_rpcs=4,
         )
@@ -64,7 +68,7 @@ class WorkerServer(WorkerServicer):
     def start(self) -> int:
         """Listen. Returns the port, if it has one. Raises EngineError if the socket cannot be made."""
         try:
-            port = self._server.add_insecure_port(self._target)
+            port = listen(self._server, self._target, self._tls)
         except RuntimeError as error:
             raise EngineError("the worker's socket cannot be made") from error
         self._server.start()
@@ -117,6 +121,10 @@ class WorkerServer(WorkerServicer):
             for message in incoming:
                 if message.HasField("iteration"):
                     self._controller.take(message.iteration)
+                elif message.HasField("clock"):
+                    received = time.monotonic_ns()
+                    answer = wire.ClockAnswer(sent=message.clock.sent, received=received, replied=time.monotonic_ns())
+                    self.send(wire.FromWorker(clock=answer))
                 elif message.HasField("start"):
                     self._controller.start(message.start)
         except grpc.RpcError:

@@ -11,6 +11,7 @@ from orcaserve.core.errors import (
     InvalidRequest,
     ModelError,
     ModelNotFound,
+    NoRoom,
     OrcaServeError,
     UnsupportedModel,
 )
@@ -35,6 +36,7 @@ __all__ = [
     "IterationResult",
     "ModelError",
     "ModelNotFound",
+    "NoRoom",
     "OrcaServeError",
     "Phase",
     "Progress",

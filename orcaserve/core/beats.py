@@ -19,8 +19,8 @@ IN_SILENCE = 4  # and in the time after which a worker that says nothing is take
 class Beat:
     """One reading of a worker's device.
 
-    busy: whether it has an iteration to run. n_run: iterations that it has run. progress: a number that changes whenever
-    it begins a piece of an iteration. waits_for: names of the workers whose numbers it waits for; empty: it computes.
+    busy: whether it has an iteration to run. n_run: how many it has run. progress: a number that changes whenever it
+    begins a piece of an iteration. waits_for: names of the workers whose numbers it waits for; empty: it computes.
     """
 
     busy: bool = False

@@ -9,6 +9,7 @@
         CheckpointError         the files are damaged, or disagree with each other
         UnsupportedModel        a whole checkpoint of a kind this version cannot run
       EngineError               the engine process is gone, or its iteration raised         -> HTTP 5xx
+        NoRoom                  the system has no room now for what an engine needs to start
 
 `assert` is for our own mistakes; exceptions are for the world's.
 """
@@ -71,3 +72,7 @@ class UnsupportedModel(ModelError):
 
 class EngineError(OrcaServeError):
     """The engine is gone or an iteration raised; what was running has ended."""
+
+
+class NoRoom(EngineError):
+    """The system has no room (on a disk, for processes) for what an engine needs to start; there may be some later."""

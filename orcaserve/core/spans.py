@@ -13,7 +13,7 @@ FORWARD = "forward"  # passed the control message on; on another thread than the
 
 
 class Span(NamedTuple):
-    """Times in nanoseconds of the machine's monotonic clock, which all its processes share."""
+    """Times in nanoseconds of a machine's monotonic clock, which all its processes share."""
 
     name: str
     start: int

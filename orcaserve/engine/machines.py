@@ -12,6 +12,7 @@ from orcaserve.config import EngineConfig, NodesConfig, split_address
 from orcaserve.control_plane import nodes_pb2 as wire
 from orcaserve.control_plane.channel import listen_at, own_address, tcp_target
 from orcaserve.control_plane.node_service import Check, Node, NodeServer
+from orcaserve.control_plane.tls import Tls
 from orcaserve.core import ConfigError, EngineError, OrcaServeError
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.placement import deal
@@ -40,14 +41,16 @@ class RemoteWorker:
 class Machines:
     """The others, from waiting for them to goodbye. None at all is the usual case.
 
-    address: of this machine, for its workers' data plane. store: the socket at which that plane's workers meet,
-    if the first of them is this machine's.
+    tls: how they are spoken to, if it is by TLS. address: of this machine, for its workers' data plane.
+    store: the socket at which that plane's workers meet, if the first of them is this machine's.
     secret: what callers of a worker on another machine must have.
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        """Raises ConfigError for TLS files that are of no use."""
         self._config = config
         self.secret = config.nodes.secret
+        self.tls = None if config.nodes.tls is None else Tls(config.nodes.tls)
         self._server: NodeServer | None = None
         self.rendezvous = ""  # HOST:PORT of the store; empty on one machine
         self.nodes: list[Node] = []
@@ -65,7 +68,7 @@ class Machines:
         host, port = split_address("--listen-workers", nodes.listen)
         timeout, n_others = self._config.parallel.worker_timeout, nodes.n_nodes - 1
         check = checker(*fingerprint(self._config.model.path))
-        self._server = NodeServer(host, port, nodes.secret, timeout, n_others, check)
+        self._server = NodeServer(host, port, nodes.secret, timeout, n_others, check, self.tls)
         _log.info("waiting for %d other machines: orcaserve worker --join %s", n_others, nodes.listen)
         self.nodes = self._server.gather()
         try:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.core import Batch, EngineEvent, EngineFacts, EngineFailure, OrcaServeError
+from orcaserve.core.spans import IterationSpans
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines
 from orcaserve.engine.placed_machines import PlacedMachines
+from orcaserve.engine.remote_clock import Exchange, RemoteClock
 from orcaserve.engine.timeline import Timeline
 from orcaserve.engine.worker_group import WorkerGroup
 from orcaserve.worker.facts import context_length, engine_facts, n_slots_for
 from orcaserve.worker.plan import Plan
 
 CLOSE_PATIENCE = 5.0  # s that batches in flight have to return
+FIRST_EXCHANGES = 8  # of times with each worker elsewhere, before the first iteration
+CLOCK_PERIOD = 2.0  # s between later ones
+CLOCK_PATIENCE = 10.0  # s for the first ones; without any, what is done elsewhere is not recorded
 
 
 class EngineMaster:
@@ -37,6 +43,8 @@ class EngineMaster:
         self._n_in_flight = 0
         self._failure: EngineFailure | None = None
         self._over = False
+        self._clocks: dict[Place, RemoteClock] = {}  # of other machines' workers, if there is a timeline
+        self._clocks_known, self._ended = threading.Event(), threading.Event()
 
     @classmethod
     def load(cls, config: EngineConfig) -> EngineMaster:
@@ -54,6 +62,7 @@ class EngineMaster:
             loaded = master._group.load()
             n_slots = min(n_slots_for(config, plan.spec, slot_bytes, free) for slot_bytes, free in loaded)
             master._group.start(n_slots)
+            master._compare_clocks()
         except BaseException as error:
             master.kill(for_good=not isinstance(error, Exception))
             raise
@@ -75,6 +84,7 @@ class EngineMaster:
         with self._state:
             self._state.wait_for(lambda: self._n_in_flight == 0 or self._failure is not None, CLOSE_PATIENCE)
             self._over = True
+        self._ended.set()
         self._group.close()
         self._machines.close(goodbye=self._failure is None)  # after a failure another engine follows
         self._timeline.write()
@@ -82,6 +92,7 @@ class EngineMaster:
     def kill(self, for_good: bool = False) -> None:
         with self._state:
             self._over = True
+        self._ended.set()
         self._group.kill()
         self._machines.close(goodbye=for_good)
         self._timeline.write()
@@ -89,7 +100,9 @@ class EngineMaster:
     def _take(self, place: Place, message: wire.FromWorker) -> None:
         """On a thread of the control plane."""
         if message.HasField("spans"):
-            self._timeline.add(place.name, codec.decode_spans(message.spans))
+            self._note(place, codec.decode_spans(message.spans))
+        elif message.HasField("clock"):
+            self._hear_time(place, message.clock)
         elif message.HasField("result"):
             result = codec.decode_result(message.result)
             with self._state:
@@ -97,6 +110,37 @@ class EngineMaster:
                 self._state.notify_all()
                 if self._deliver is not None and not self._over and self._failure is None:
                     self._deliver(result)
+
+    def _compare_clocks(self) -> None:
+        """With those of other machines, if there is a timeline: now, and again and again until the engine ends."""
+        if not self._timeline.wanted or not self._group.elsewhere:
+            return
+        self._clocks = {place: RemoteClock() for place in self._group.elsewhere}
+        for place in self._clocks:
+            self._group.ask_time(place)
+        self._clocks_known.wait(CLOCK_PATIENCE)
+        threading.Thread(target=self._ask_times, name="clocks", daemon=True).start()
+
+    def _ask_times(self) -> None:
+        while not self._ended.wait(CLOCK_PERIOD):
+            for place in self._clocks:
+                self._group.ask_time(place)
+
+    def _hear_time(self, place: Place, answer: wire.ClockAnswer) -> None:
+        clock = self._clocks[place]
+        clock.add(Exchange(answer.sent, answer.received, answer.replied, time.monotonic_ns()))
+        if clock.n_exchanges < FIRST_EXCHANGES:
+            self._group.ask_time(place)
+        elif all(other.n_exchanges >= FIRST_EXCHANGES for other in self._clocks.values()):
+            self._clocks_known.set()
+
+    def _note(self, place: Place, spans: IterationSpans) -> None:
+        clock = self._clocks.get(place)
+        if clock is None:
+            self._timeline.add(place.name, spans)
+        elif clock.n_exchanges:
+            self._timeline.add(place.name, clock.to_ours(spans))
+            self._timeline.clock_errors[place.name] = clock.worst
 
     def _fail(self, error: OrcaServeError) -> None:
         with self._state:

@@ -29,9 +29,11 @@ class Timeline:
     """Records what workers report, from any thread.
 
     path: where `write` writes, or None: nothing is wanted.
+    clock_errors: of workers whose clock is another machine's, by how many nanoseconds their times may be off at most.
     """
 
     def __init__(self, workers: Sequence[str], path: Path | None) -> None:
+        self.clock_errors: dict[str, int] = {}
         self._path = path
         self._workers = list(workers)
         self._records: deque[_Record] = deque(maxlen=MOST_RECORDS)
@@ -67,13 +69,13 @@ class Timeline:
             return
         shares = self.idle_shares()
         try:
-            path.write_text(json.dumps(self._trace()))
-            path.with_suffix(".svg").write_text(draw(self._workers, self._blocks(), shares))
+            _write(path, json.dumps(self._trace()))
+            _write(path.with_suffix(".svg"), draw(self._workers, self._blocks(), shares, self._clock_note()))
         except OSError as error:
             _log.error("the timeline cannot be written: %s", error)
         else:
             text = ", ".join(f"{worker} {share:.1%}" for worker, share in shares.items())
-            _log.info("timeline in %s; idle: %s", path, text)
+            _log.info("timeline in %s; idle: %s%s", path, text, self._clock_note())
 
     def _trace(self) -> dict[str, Any]:
         """Chrome's trace events: a thread for every worker, microseconds since the first span."""
@@ -97,7 +99,16 @@ class Timeline:
                 }
                 for span in record.spans
             ]
-        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"idle_shares": self.idle_shares()}}
+        about_all: dict[str, Any] = {"idle_shares": self.idle_shares()}
+        if self.clock_errors:
+            about_all["clock_error_ms"] = {worker: error / 1e6 for worker, error in self.clock_errors.items()}
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about_all}
+
+    def _clock_note(self) -> str:
+        """Behind other words; empty if all workers share a clock."""
+        if not self.clock_errors:
+            return ""
+        return f"; times of other machines are right to {max(self.clock_errors.values()) / 1e6:.2f} ms"
 
     def _blocks(self) -> list[Block]:
         """The work of some iterations in the middle of the run."""
@@ -113,6 +124,16 @@ class Timeline:
             for span in record.spans
             if span.name in _BUSY
         ]
+
+
+def _write(path: Path, text: str) -> None:
+    """All of it or nothing. Raises OSError."""
+    try:
+        path.write_text(text)
+    except OSError:
+        if path.is_file():  # and no device, say
+            path.unlink()
+        raise
 
 
 def _covered(intervals: Iterable[tuple[int, int]]) -> int:

@@ -20,8 +20,11 @@ class Block(NamedTuple):
     n_tokens: int
 
 
-def draw(workers: Sequence[str], blocks: Sequence[Block], idle_shares: Mapping[str, float]) -> str:
-    """An SVG. Numbers in blocks are those of iterations; the idle share at the right is of the whole run."""
+def draw(workers: Sequence[str], blocks: Sequence[Block], idle_shares: Mapping[str, float], note: str = "") -> str:
+    """An SVG. Numbers in blocks are those of iterations; the idle share at the right is of the whole run.
+
+    note: behind the words above the picture.
+    """
     begin = min((block.start for block in blocks), default=0)
     length = max(max((block.end for block in blocks), default=1) - begin, 1)
     scale = (WIDTH - LEFT - RIGHT) / length
@@ -30,7 +33,7 @@ def draw(workers: Sequence[str], blocks: Sequence[Block], idle_shares: Mapping[s
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
         'font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{LEFT}" y="20">{length / 1e6:.1f} ms of the run; blocks of one colour are one iteration</text>',
+        f'<text x="{LEFT}" y="20">{length / 1e6:.1f} ms of the run; a colour is one iteration{note}</text>',
         f'<text x="{WIDTH - RIGHT + 8}" y="20">idle (whole run)</text>',
     ]
     rows = {worker: TOP + ROW * i for i, worker in enumerate(workers)}

@@ -20,7 +20,7 @@ from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH, target_of, worker_socket
 from orcaserve.control_plane.worker_client import WorkerLink
-from orcaserve.core import ConfigError, EngineError, OrcaServeError
+from orcaserve.core import ConfigError, EngineError, NoRoom, OrcaServeError
 from orcaserve.core.beats import Standstills
 from orcaserve.data_plane.memory import SharedMemory, shared_by
 from orcaserve.data_plane.protocol import Place
@@ -46,8 +46,8 @@ class WorkerGroup:
 
     Those of this machine die with the thread that calls `load`, and with this process, which alone holds a pipe to each
     open; the others when their node hears that the engine has ended.
-    on_message: results and spans, on threads of the control plane's. on_loss: called once, if a worker is lost after
-    `start`, with an EngineError that says which and how; the others are of no use then.
+    on_message: results, spans and times, on threads of the control plane's. on_loss: called once, if a worker is lost
+    after `start`, with an EngineError that says which and how; the others are of no use then.
     """
 
     def __init__(
@@ -83,9 +83,12 @@ class WorkerGroup:
 
         Returns for each machine bytes of a slot over its workers, and of its free memory (None: this machine's).
 
-        Raises what a worker raised (ModelError, ConfigError), or EngineError if one is lost.
+        Raises what a worker raised (ModelError, ConfigError), EngineError if one is lost, NoRoom.
         """
-        self._folder = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the sockets in it are ours alone
+        try:
+            self._folder = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the sockets in it are ours alone
+        except OSError as error:
+            raise NoRoom(f"no folder for the workers' sockets can be made: {error.strerror}") from error
         if len(os.fsencode(worker_socket(self._folder, "s999r999"))) > MAX_SOCKET_PATH:
             raise ConfigError("TMPDIR", f"its name is too long for a socket in it ({MAX_SOCKET_PATH} bytes in all)")
         own, *others = self._shares
@@ -142,6 +145,15 @@ class WorkerGroup:
             if place.stage == 0:
                 link.send(iteration)
 
+    @property
+    def elsewhere(self) -> list[Place]:
+        """The workers on other machines."""
+        return [place for place, process in self._processes.items() if isinstance(process, RemoteWorker)]
+
+    def ask_time(self, place: Place) -> None:
+        """Returns at once; the answer comes as a message."""
+        self._links[place].ask_time()
+
     def close(self) -> None:
         """End the processes: their streams first, then whoever has not ended after END_GRACE. Idempotent."""
         self._ended.set()
@@ -188,6 +200,7 @@ class WorkerGroup:
             self._config.parallel.worker_timeout,
             lambda message: self._take(place, message),
             lambda _: self._lose(place, silent=True),
+            self._machines.tls,
         )
 
     def _lose_at(self, position: tuple[int, int]) -> None:

@@ -17,7 +17,9 @@ from orcaserve.control_plane import nodes_pb2 as wire
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane.channel import listen_at, own_address, tcp_target
 from orcaserve.control_plane.node_client import NodeLink
+from orcaserve.control_plane.tls import Tls
 from orcaserve.core import EngineError
+from orcaserve.core.tls import TlsFiles
 from orcaserve.data_plane.memory import shared_by
 from orcaserve.data_plane.protocol import Place
 from orcaserve.node.worker_process import WorkerProcess
@@ -46,6 +48,7 @@ class NodeSettings:
     join: str
     model: Path
     secret: str = ""
+    tls: TlsFiles | None = None
     threads: int | None = None
     rank: int = 0
     name: str = ""
@@ -59,6 +62,7 @@ class NodeAgent:
     def __init__(self, settings: NodeSettings) -> None:
         """Reads the model's headers. Raises ModelError or ConfigError."""
         self._settings = settings
+        self._tls = None if settings.tls is None else Tls(settings.tls)
         self._host, self._port = split_address("--join", settings.join)
         self._model, self._fingerprint = fingerprint(settings.model)
         self._joined = False
@@ -97,12 +101,12 @@ class NodeAgent:
         patience = PATIENCE if self._joined else max(deadline - time.monotonic(), 0.5)
         try:
             address = own_address(self._host, self._port)
-            check_open("--join", address, settings.secret)
+            check_open("--join", address, settings.secret, settings.tls)
             hello = wire.Hello(
                 version=__version__, name=settings.name or socket.gethostname(), address=address, rank=settings.rank,
                 model=self._model, fingerprint=self._fingerprint,
             )  # fmt: skip
-            link = NodeLink(target, settings.secret, hello, settings.worker_timeout, patience, self._news)
+            link = NodeLink(target, settings.secret, hello, settings.worker_timeout, patience, self._news, self._tls)
         except (EngineError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else "nobody answers"
             raise _Apart(f"no engine at {target}: {reason}") from error
@@ -127,7 +131,7 @@ class NodeAgent:
         config = replace(
             config,
             model=replace(config.model, path=settings.model, threads=settings.threads),
-            nodes=NodesConfig(secret=settings.secret),
+            nodes=NodesConfig(secret=settings.secret, tls=settings.tls),
         )
         sizes = config.parallel.pipeline_parallel_size, config.parallel.tensor_parallel_size
         places = [Place(position.stage, position.shard, *sizes) for position in assignment.places]

@@ -16,7 +16,7 @@ import orcaserve.core as core
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH
 from orcaserve.control_plane.client import EngineClient
-from orcaserve.core import ConfigError, EngineError, ModelError, OrcaServeError
+from orcaserve.core import ConfigError, EngineError, ModelError, NoRoom, OrcaServeError
 from orcaserve.process import child_environment
 
 ENGINE_MODULE = "orcaserve.engine.process"  # by name only: importing it would bring torch
@@ -49,11 +49,14 @@ class EngineProcess:
     def start(self) -> None:
         """Start the child. Call it once, on the main thread: the kernel ends the child with the thread that made it.
 
-        Raises ConfigError if the directory for temporary files cannot hold a socket, OSError if the system has no room
-        for a directory or a process.
+        Raises ConfigError if the directory for temporary files cannot hold a socket, NoRoom if the system has none for
+        a directory or a process.
         """
         assert self._child is None
-        directory = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the socket in it is ours alone
+        try:
+            directory = Path(tempfile.mkdtemp(prefix="orcaserve-"))  # mode 0700: the socket in it is ours alone
+        except OSError as error:
+            raise NoRoom(f"no folder for the engine's socket can be made: {error.strerror}") from error
         self.socket = directory / "engine.sock"
         if len(os.fsencode(self.socket)) > MAX_SOCKET_PATH:
             directory.rmdir()
@@ -67,8 +70,10 @@ class EngineProcess:
                 env=child_environment(),
                 start_new_session=True,  # Ctrl-C in a terminal reaches this process only, which ends the child in order
             )
-        except BaseException:
+        except BaseException as error:
             directory.rmdir()
+            if isinstance(error, OSError):
+                raise NoRoom(f"no process can be started: {error.strerror}") from error
             raise
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended already: connect() says why

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.control_plane.token_stream import TokenStream
-from orcaserve.core import EngineError, EngineFacts, EngineStatus, IterationReport, OrcaServeError, Request
+from orcaserve.core import EngineError, EngineFacts, EngineStatus, IterationReport, NoRoom, OrcaServeError, Request
 from orcaserve.core.errors import ENGINE_LOST
 from orcaserve.serving.launcher import EngineProcess
 from orcaserve.serving.ongoing import MAX_CRASHES, OngoingRequests
@@ -66,7 +66,7 @@ class Supervisor:
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Start the first engine. Raises ConfigError if the directory for temporary files cannot hold a socket."""
+        """Start the first engine. Raises as EngineProcess.start: a first one is not waited for."""
         self._process.start()
 
     async def connect(self) -> None:
@@ -193,8 +193,8 @@ class Supervisor:
         try:
             if n_short > 1:
                 await asyncio.sleep(min(FIRST_PAUSE * 2 ** (n_short - 2), LONGEST_PAUSE))
-            client = await self._start_another()
-        except (OrcaServeError, OSError) as error:
+            client = await self._start_once_there_is_room()
+        except OrcaServeError as error:
             _log.error("another engine did not come up%s: %s", self._for, error)
             self._ready_since = time.monotonic()
             return None
@@ -208,6 +208,19 @@ class Supervisor:
         _log.info("another engine is ready%s after %.1f s; %d requests go on", self._for, took, len(self._ongoing))
         return client
 
+    async def _start_once_there_is_room(self) -> EngineClient:
+        """Raises what _start_another does, but NoRoom: a full disk is no reason to lose what waits."""
+        pause, said = FIRST_PAUSE, ""
+        while True:
+            try:
+                return await self._start_another()
+            except NoRoom as error:
+                if str(error) != said:
+                    _log.error("there is no room for another engine%s: %s; trying again", self._for, error)
+                said = str(error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+
     async def _start_another(self) -> EngineClient:
         """Raises what EngineProcess.start and connect do; then nothing is left of the process."""
         process = EngineProcess(self._config, self._serving.log_level)
@@ -216,7 +229,7 @@ class Supervisor:
         silence = self._serving.engine_timeout
         try:
             client = await process.connect(self._serving.start_timeout, silence, max(silence, START_SILENCE))
-        except (OrcaServeError, OSError):
+        except OrcaServeError:
             await process.kill()
             raise
         if client.facts != self.facts:

@@ -13,6 +13,7 @@ from orcaserve.config import EngineConfig, split_address
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.channel import target_of, tcp_target, worker_socket
+from orcaserve.control_plane.tls import Tls
 from orcaserve.control_plane.worker_client import NextStage
 from orcaserve.control_plane.worker_service import WorkerServer
 from orcaserve.core import Batch, EngineError, OrcaServeError
@@ -64,8 +65,9 @@ class WorkerController:
 
     def __init__(self, config: EngineConfig, place: Place, site: Site) -> None:
         self._config, self._place, self._site = config, place, site
+        self._tls = None if config.nodes.tls is None else Tls(config.nodes.tls)
         if site.folder is None:
-            self._server = WorkerServer(tcp_target(site.address, 0), self, config.nodes.secret)
+            self._server = WorkerServer(tcp_target(site.address, 0), self, config.nodes.secret, self._tls)
         else:
             self._server = WorkerServer(target_of(worker_socket(site.folder, place.name)), self)
         self._executor = DeviceExecutor(f"worker {place.name}")
@@ -104,7 +106,7 @@ class WorkerController:
             if not self._place.last:
                 timeout = 2 * self._config.parallel.worker_timeout  # the master is to find out first
                 secret = self._config.nodes.secret
-                self._next = NextStage(start.next, secret, timeout, lambda: self.lose("the stage after it"))
+                self._next = NextStage(start.next, secret, timeout, lambda: self.lose("the stage after it"), self._tls)
         except Exception as error:
             self._fail(error, "joining the other workers failed")
             return

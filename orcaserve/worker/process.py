@@ -96,7 +96,8 @@ def _abandon(folder: Path | None, place: Place) -> NoReturn:
 
 def _leave(code: int) -> NoReturn:
     """End without Python's own ending, which would pull the interpreter from under an iteration in flight."""
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the log's disk may be full
+        sys.stderr.flush()
     os._exit(code)
 
 

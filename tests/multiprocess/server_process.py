@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ BYTES = 3  # id of byte 0 in the tiny vocabulary: <unk>, <s>, </s>, then bytes 0
 
 
 class Serve:
-    """A running `orcaserve serve`."""
+    """A running `orcaserve serve`. inside: words before the command, which put it somewhere and become it."""
 
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "orcaserve", "serve", *flags]
+    def __init__(self, *flags: str, inside: Sequence[str] = ()) -> None:
+        command = [*inside, sys.executable, "-m", "orcaserve", "serve", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
         self._ready = threading.Event()

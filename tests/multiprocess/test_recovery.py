@@ -68,7 +68,9 @@ def test_engines_are_killed_at_random_moments_and_no_text_changes(serve: Serve, 
 
 
 # Where the model is cut, the engine process is the master of a group.
-cut = pytest.mark.parametrize("serve_cut", [("-pp", "2"), ("-pp", "2", "-tp", "2")], indirect=True, ids=["2x1", "2x2"])
+cut = pytest.mark.parametrize(
+    "serve_cut", [("-pp", "2"), ("-tp", "2"), ("-pp", "2", "-tp", "2")], indirect=True, ids=["2x1", "1x2", "2x2"]
+)
 hasty_cut = pytest.mark.parametrize(
     "serve_cut", [("-pp", "2", "--worker-timeout", "3", "--engine-timeout", "3")], indirect=True, ids=["2x1"]
 )

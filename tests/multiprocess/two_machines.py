@@ -72,7 +72,10 @@ def _free_port(host: str) -> int:
 
 
 class Pair:
-    """A server whose second stage runs on another machine. cut: another way to share the model."""
+    """A server whose second stage runs on another machine.
+
+    cut: another way to share the model. own: flags of each. secret: of both; empty: none.
+    """
 
     def __init__(
         self,
@@ -80,26 +83,29 @@ class Pair:
         host: str,
         inside: tuple[tuple[str, ...], tuple[str, ...]],
         timeout: str,
-        cut: tuple[str, ...],
+        cut: tuple[str, ...] = ("-pp", "2"),
+        own: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+        secret: str = SECRET,
     ) -> None:
-        self._model, self._inside, self._timeout = model, inside, timeout
+        self._model, self._inside, self._timeout, self._own, self._secret = model, inside, timeout, own, secret
         self.folder = Path(tempfile.mkdtemp())
         path, self._join = self.folder / "http", f"{host}:{_free_port(host)}"
-        flags = ("--worker-timeout", timeout, "--engine-timeout", "60", "--uds", str(path), *FLOATS)
+        flags = ("--worker-timeout", timeout, "--engine-timeout", "60", "--uds", str(path), *FLOATS, *own[0])
         self.serve = Process(
-            inside[0], "serve", str(model), *cut, "--nnodes", "2", "--listen-workers", self._join, *flags
-        )
+            inside[0], "serve", str(model), *cut, "--nnodes", "2", "--listen-workers", self._join, *flags,
+            secret=secret,
+        )  # fmt: skip
         self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server", timeout=240)
         self.node = self.join()
 
     def join(self, by_rank: bool = False) -> Process:
         """Have the other machine join, in either spelling."""
-        flags = ("--worker-timeout", self._timeout, "-t", "1")
+        flags = ("--worker-timeout", self._timeout, "-t", "1", *self._own[1])
         if by_rank:
             all_have = ("-pp", "2", "--nnodes", "2", "--master-addr", self._join, "--node-rank", "1")
-            return Process(self._inside[1], "serve", str(self._model), *all_have, *flags)
+            return Process(self._inside[1], "serve", str(self._model), *all_have, *flags, secret=self._secret)
         own = ("--join", self._join, "--model", str(self._model), "--join-timeout", "60")
-        return Process(self._inside[1], "worker", *own, *flags)
+        return Process(self._inside[1], "worker", *own, *flags, secret=self._secret)
 
     def body(self, **fields: Any) -> dict[str, Any]:
         return {"model": self._model.name, "temperature": 0, "ignore_eos": True, **fields}
@@ -159,8 +165,10 @@ def pair_of(
     inside: tuple[tuple[str, ...], ...] = ((), ()),
     timeout: str = "30",
     cut: tuple[str, ...] = ("-pp", "2"),
+    own: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    secret: str = SECRET,
 ) -> Iterator[Pair]:
-    pair = Pair(model, host, (inside[0], inside[1]), timeout, cut)
+    pair = Pair(model, host, (inside[0], inside[1]), timeout, cut, own, secret)
     try:
         pair.serve.says("ready on")
         yield pair
