@@ -103,7 +103,15 @@ def pack_blocks(
     parts: Sequence[tuple[int, _Bytes]], n_in: int, interleaved: bool, panels: _Bytes, team: Team
 ) -> bool: ...
 def linear(
-    format: int, n_out: int, n_in: int, panels: _Bytes, bias: _Floats | None, x: _Floats, y: _Floats, team: Team
+    format: int,
+    n_out: int,
+    n_in: int,
+    panels: _Bytes,
+    bias: _Floats | None,
+    x: _Floats,
+    y: _Floats,
+    team: Team,
+    group: int | None = None,
 ) -> None: ...
 
 class attention:
