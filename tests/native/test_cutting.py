@@ -1,4 +1,4 @@
-"""A shard that is cut out of packed panels is the shard that is packed from the weights, and stands for the same ones."""
+"""A shard that is cut out of packed panels is the one that is packed from the weights, and stands for the same ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,9 @@ def test_outputs(format: Format, gated: bool, n_out: int, edges: list[int], bias
     same(cut_outputs(whole, runs), shard)
 
 
-@given(format=st.sampled_from([Format.FLOAT32, Format.BFLOAT16, Format.INT4]), first=st.integers(0, 9), n=st.integers(1, 9))
+@given(
+    format=st.sampled_from([Format.FLOAT32, Format.BFLOAT16, Format.INT4]), first=st.integers(0, 9), n=st.integers(1, 9)
+)
 def test_inputs(format: Format, first: int, n: int) -> None:
     unit = INPUT_UNITS[format]
     weights, bias = normal(50, 20 * unit), normal(50, seed=1)
@@ -121,5 +123,5 @@ def test_what_can_be_cut_and_where_it_lies() -> None:
     assert can_cut(Format.FLOAT32, 7, range(3, 5)) and not can_cut(Format.BFLOAT16, 8, range(3, 8))
     whole = pack([normal(48, 576)], Format.INT8, team=TEAM)
     n = 192 * 48 + 48 * 4
-    assert input_bytes(whole, range(64, 200)) == range(0, 2 * n)
+    assert input_bytes(whole, range(64, 200)) == range(2 * n)
     assert input_bytes(whole, range(384, 576)) == range(2 * n, 3 * n)
