@@ -87,3 +87,25 @@ def test_hidden_states_come_in_order_whoever_is_first(tmp_path: Path) -> None:
         return [float(np.unique(receive.wait()).item()) for receive in incoming]
 
     assert on_all(2, 2, tmp_path, work) == [[], [], [0, 1, 2, 3, 4, 5], [10, 11, 12, 13, 14, 15]]
+
+
+def test_rows_go_round_from_worker_to_worker(tmp_path: Path) -> None:
+    """Whatever their stages and shards, as while a model is watched; and the sums after that are undisturbed."""
+
+    def work(place: Place, plane: TorchDataPlane) -> list[float]:
+        rank, n = place.rank, place.n_ranks
+        seen = []
+        for lap in range(5):
+            if rank == 0:
+                plane.send_to(1, np.full((3, 4), lap, np.float32))
+            rows = plane.receive_from((rank - 1) % n, 3, 4)
+            seen.append(float(rows.mean()))
+            if rank:
+                plane.send_to((rank + 1) % n, rows + 1)
+        x = np.ones(7, np.float32)
+        plane.all_reduce(x)
+        return [*seen, float(x[0])]
+
+    results = on_all(2, 2, tmp_path, work)
+    assert results[0] == [3, 4, 5, 6, 7, 2]
+    assert [seen[0] for seen in results[1:]] == [0, 1, 2]
