@@ -95,17 +95,17 @@ bool pack_blocks(const std::vector<std::pair<int, Rows<uint8_t>>>& arrays, int n
   return orcaserve::pack_blocks(parts.data(), static_cast<int>(parts.size()), n_in, interleaved, panels.data(), team);
 }
 
-// y [n, n_out] = x [n, n_in] W^T + bias, in the instruction set in use.
+// y [n, n_out] = x [n, n_in] W^T + bias, in the instruction set in use. group: Matrix::group; without, what packing takes.
 void linear(int number, int n_out, int n_in, const Array<const uint8_t, 2>& panels,
             const std::optional<Array<const float, 1>>& bias, const Array<const float, 2>& x,
-            const Array<float, 2>& y, orcaserve::Team& team) {
+            const Array<float, 2>& y, orcaserve::Team& team, std::optional<int> group) {
   orcaserve::Matrix w{};
   w.format = format_of(number);
   require(n_out > 0 && n_in > 0, "a matrix has outputs and inputs");
   w.n_out = n_out;
   w.n_in = n_in;
   w.n_in_padded = orcaserve::padded_inputs(w.format, n_in);
-  w.group = orcaserve::group_inputs(w.format, w.n_in_padded);
+  w.group = group.value_or(orcaserve::group_inputs(w.format, w.n_in_padded));
   w.n_panels = static_cast<int>(panels.shape(0));
   w.panel_bytes = static_cast<int64_t>(panels.shape(1));
   w.panels = panels.data();
@@ -140,5 +140,5 @@ void bind_linear(nb::module_& m) {
   m.def("pack_floats", &pack_floats, "format"_a, "parts"_a, "interleaved"_a, "panels"_a.noconvert(), "team"_a);
   m.def("pack_blocks", &pack_blocks, "parts"_a, "n_in"_a, "interleaved"_a, "panels"_a.noconvert(), "team"_a);
   m.def("linear", &linear, "format"_a, "n_out"_a, "n_in"_a, "panels"_a.noconvert(), "bias"_a.none(),
-        "x"_a.noconvert(), "y"_a.noconvert(), "team"_a);
+        "x"_a.noconvert(), "y"_a.noconvert(), "team"_a, "group"_a.none() = nb::none());
 }

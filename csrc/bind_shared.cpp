@@ -58,6 +58,7 @@ void bind_shared(nb::module_& m) {
           },
           "memory"_a.noconvert(), "at"_a, "shard"_a, "n_shards"_a, "capacity"_a, nb::keep_alive<1, 2>())
       .def_static("bytes", &SharedSums::bytes, "n_shards"_a, "capacity"_a)
+      .def_prop_ro("waiting", &SharedSums::waiting)
       .def(
           "add", [](SharedSums& self, const Floats& x) { self.add(x.data(), static_cast<int64_t>(x.size())); },
           "x"_a.noconvert(), nb::call_guard<nb::gil_scoped_release>());

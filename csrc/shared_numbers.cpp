@@ -129,12 +129,14 @@ void SharedSums::add_piece(float* x, int64_t n) {
   const uint32_t round = ++round_;
   std::memcpy(numbers_of(shard_, round), x, static_cast<size_t>(n) * sizeof(float));
   round_of(shard_).set(round);
+  waiting_.store(true, std::memory_order_relaxed);
   for (int shard = 0; shard < n_shards_; ++shard) {
     if (shard == shard_) continue;
     SharedCounter& other = round_of(shard);
     // It may be one round ahead, never two.
     if (other.value.load(std::memory_order_acquire) == round - 1) other.wait_while(round - 1);
   }
+  waiting_.store(false, std::memory_order_relaxed);
   for (int64_t first = 0; first < n; first += kChunk) {
     const int64_t m = std::min(kChunk, n - first);
     float* to = x + first;

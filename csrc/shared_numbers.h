@@ -58,6 +58,9 @@ class SharedSums {
   // x [n] becomes the sum. All shards call it with the same n, in the same order.
   void add(float* x, int64_t n);
 
+  // Whether `add` waits for other shards now. From any thread.
+  bool waiting() const { return waiting_.load(std::memory_order_relaxed); }
+
  private:
   SharedCounter& round_of(int shard) const { return counters_[shard]; }
   float* numbers_of(int shard, uint32_t round) const {
@@ -70,6 +73,7 @@ class SharedSums {
   const int shard_, n_shards_;
   const int64_t capacity_;
   uint32_t round_;
+  std::atomic<bool> waiting_{false};
 };
 
 }  // namespace orcaserve

@@ -37,6 +37,23 @@ def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_llama(tmp_path_factory.mktemp("odd"), 251, hidden=64, layers=5, heads=8, kv_heads=4, mlp=200)
 
 
+@pytest.fixture(scope="session")
+def outlier_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose every matrix has inputs that are larger than the others by far. Shards of 2 and 3 cut its MLP between
+    and within the groups in which int8 weights share scales."""
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
+    folder = write_llama(tmp_path_factory.mktemp("outliers"), 251, hidden=192, layers=3, heads=6, kv_heads=3, mlp=384)
+    tensors = load_file(folder / "model.safetensors")
+    for i, (name, tensor) in enumerate(sorted(tensors.items())):
+        chosen = np.random.default_rng(i).permutation(len(tensor))[:9]
+        if name.endswith("norm.weight") or ".v_proj" in name or ".up_proj" in name:
+            tensor[chosen] *= 12
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 def write_llama(folder: Path, vocabulary: int, hidden: int, layers: int, heads: int, kv_heads: int, mlp: int) -> Path:
     import numpy as np
     from safetensors.numpy import save_file

@@ -7,6 +7,10 @@ import json
 from pathlib import Path
 
 from orcaserve.checkpoint.checkpoint import open_checkpoint
+from orcaserve.checkpoint.converted import WEIGHTS, is_converted
+from orcaserve.checkpoint.json_object import parse_object
+from orcaserve.checkpoint.safetensors import SafetensorsFile
+from orcaserve.core.errors import CheckpointError
 
 MOST_BYTES = 2**20  # of small tensors that are read
 
@@ -17,14 +21,24 @@ _NUMBERS = {
     "num_key_value_heads": "key/value heads",
     "vocab_size": "vocabulary",
 }
+_SPEC_NUMBERS = {  # the same in a converted model's description
+    "n_layers": "layers",
+    "hidden_size": "hidden size",
+    "n_heads": "heads",
+    "n_kv_heads": "key/value heads",
+    "vocab_size": "vocabulary",
+}
 
 
 def fingerprint(path: Path) -> tuple[str, str]:
     """The model in words and numbers, and a hash. Raises ModelError.
 
     Hashed are its config, the names, sizes and kinds of its tensors, and its vectors (norms, biases), which change when
-    a model is trained further.
+    a model is trained further. Of a converted model its file's own description is hashed, which has checksums of all
+    weights.
     """
+    if is_converted(path):
+        return _of_converted(path / WEIGHTS)
     checkpoint = open_checkpoint(path)
     try:
         config, tensors = checkpoint.config, checkpoint.tensors
@@ -41,3 +55,18 @@ def fingerprint(path: Path) -> tuple[str, str]:
     finally:
         checkpoint.close()
     return ", ".join([str(config.get("model_type")), *numbers]), digest.hexdigest()
+
+
+def _of_converted(path: Path) -> tuple[str, str]:
+    file = SafetensorsFile(path)
+    text = file.metadata.get("orcaserve")
+    file.close()
+    if not isinstance(text, str):
+        raise CheckpointError(f"{path.name}: the description of the weights is damaged")
+    description = parse_object(text.encode(), path.name)
+    spec, precision = (description.get(key) for key in ("spec", "precision"))
+    if not isinstance(spec, dict) or not isinstance(precision, dict):
+        raise CheckpointError(f"{path.name}: the description of the weights is damaged")
+    numbers = [f"{words} {spec[key]}" for key, words in _SPEC_NUMBERS.items() if key in spec]
+    words = ", ".join([f"a model converted to {precision.get('held')}", *numbers])
+    return words, hashlib.sha256(text.encode()).hexdigest()

@@ -21,6 +21,7 @@ class MixedPlane:
         self._after = road([place.rank_of(place.stage + 1, place.shard)])
         self._shards = road([place.rank_of(place.stage, shard) for shard in range(place.n_shards)])
         self._both = near, far
+        self._ranks = ranks
         self.sums = self._shards.sums
 
     def receive(self, n_rows: int, width: int) -> Incoming:
@@ -34,6 +35,12 @@ class MixedPlane:
 
     def gather(self, own: Floats, widths: list[int]) -> Floats | None:
         return self._shards.gather(own, widths)
+
+    def send_to(self, rank: int, rows: Floats) -> None:
+        self._both[rank not in self._ranks].send_to(rank, rows)
+
+    def receive_from(self, rank: int, n_rows: int, width: int) -> Floats:
+        return self._both[rank not in self._ranks].receive_from(rank, n_rows, width)
 
     def close(self) -> None:
         for road in self._both:

@@ -62,12 +62,20 @@ class Incoming(Protocol):
         """The numbers, ours to change. Raises NeighbourLost."""
 
 
+class Sums(Protocol):
+    """Adds up over shards, called by kernels."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether it waits for other shards now."""
+
+
 class DataPlane(Protocol):
     """A worker's transfers; each kind is first in, first out. A call raises NeighbourLost once one is known to be gone;
     one that is waiting then may also wait until this worker is ended."""
 
     @property
-    def sums(self) -> object | None:
+    def sums(self) -> Sums | None:
         """What kernels call by themselves for the sums over shards; None: they are to call `all_reduce`."""
 
     def receive(self, n_rows: int, width: int) -> Incoming:

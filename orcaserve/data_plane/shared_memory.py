@@ -18,6 +18,7 @@ from orcaserve.native import _kernels
 
 _SLOT_BYTES = 64 * 2**20  # of one message; what is not used of it takes no memory. A longer message takes several
 _LOGIT_BYTES = 4 * 2**20
+_WATCHED_BYTES = 4 * 2**20
 _SUM_FLOATS = 2**20  # of each shard, twice
 
 
@@ -47,6 +48,9 @@ class SharedMemoryPlane:
         self._before = self._mailbox(starts.get(("hidden", stage - 1, shard)), place.n_stages, _SLOT_BYTES)
         self._after = self._mailbox(starts.get(("hidden", stage, shard)), place.n_stages, _SLOT_BYTES)
         self._logits = [self._mailbox(starts.get(("logits", stage, i)), 2, _LOGIT_BYTES) for i in range(n_shards)]
+        own = place.rank
+        self._to = {rank: self._mailbox(starts.get(("watched", own, rank)), 2, _WATCHED_BYTES) for rank in memory.ranks}
+        self._from = {rank: self._mailbox(starts.get(("watched", rank, own)), 2, _WATCHED_BYTES) for rank in memory.ranks}
         sums = starts.get(("sums", stage, 0))
         self.sums = None if sums is None else _kernels.SharedSums(self._memory, sums, shard, n_shards, _SUM_FLOATS)
 
@@ -77,6 +81,16 @@ class SharedMemoryPlane:
             parts.append(_Incoming(mailbox, len(own), width).wait())
         return np.concatenate(parts, axis=1)
 
+    def send_to(self, rank: int, rows: Floats) -> None:
+        mailbox = self._to[rank]
+        assert mailbox is not None
+        mailbox.put(rows)
+
+    def receive_from(self, rank: int, n_rows: int, width: int) -> Floats:
+        mailbox = self._from[rank]
+        assert mailbox is not None
+        return _Incoming(mailbox, n_rows, width).wait()
+
     def close(self) -> None: ...
 
 
@@ -96,6 +110,10 @@ def _lay_out(place: Place, ranks: range) -> tuple[dict[tuple[str, int, int], int
             sizes["sums", stage, 0] = _kernels.SharedSums.bytes(n_shards, _SUM_FLOATS)
             for shard in range(1, n_shards if stage + 1 == n_stages else 1):
                 sizes["logits", stage, shard] = _kernels.Mailbox.bytes(2, _LOGIT_BYTES)
+    for sender in ranks:
+        for receiver in ranks:
+            if sender != receiver:
+                sizes["watched", sender, receiver] = _kernels.Mailbox.bytes(2, _WATCHED_BYTES)
     starts, at = {}, 0
     for name, n_bytes in sizes.items():
         starts[name] = at

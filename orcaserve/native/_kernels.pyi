@@ -111,6 +111,8 @@ class SharedSums:
     def __init__(self, memory: _Bytes, at: int, shard: int, n_shards: int, capacity: int) -> None: ...
     @staticmethod
     def bytes(n_shards: int, capacity: int) -> int: ...
+    @property
+    def waiting(self) -> bool: ...
     def add(self, x: _Floats) -> None: ...
 
 def uniform(seed: int, index: int) -> float: ...
@@ -123,7 +125,15 @@ def pack_blocks(
     parts: Sequence[tuple[int, _Bytes]], n_in: int, interleaved: bool, panels: _Bytes, team: Team
 ) -> bool: ...
 def linear(
-    format: int, n_out: int, n_in: int, panels: _Bytes, bias: _Floats | None, x: _Floats, y: _Floats, team: Team
+    format: int,
+    n_out: int,
+    n_in: int,
+    panels: _Bytes,
+    bias: _Floats | None,
+    x: _Floats,
+    y: _Floats,
+    team: Team,
+    group: int | None = None,
 ) -> None: ...
 
 class attention:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
 
 import numpy as np
 
+from orcaserve.checkpoint.dequantise import block_numbers
 from orcaserve.model.parameter import Bytes, Floats, Parameter
 from orcaserve.model.weights import PartWeights, Weights
 from orcaserve.native import _kernels
@@ -80,12 +82,14 @@ class NativeBuilder:
     def _pack_int8_shard(self, part: Parameter, biases: Sequence[Floats] | None) -> PackedMatrix:
         """Some inputs of a matrix, with the scales of the whole one: read are all inputs of the groups they are in."""
         group = _kernels.group_inputs(Format.INT8, _kernels.padded_inputs(Format.INT8, part.n_inputs))
-        own = part.inputs
-        groups = range(own.start // group * group, min(-(-own.stop // group) * group, part.n_inputs))
-        matrix = pack_int8_groups(part.with_inputs(groups).floats(), group, biases, self._team)
-        if groups == own:
+        own, read = part.inputs, part.inputs
+        if own.start % group or (own.stop % group and own.stop < part.n_inputs):
+            unit = math.lcm(group, block_numbers(part.kind))
+            read = range(own.start // unit * unit, min(-(-own.stop // unit) * unit, part.n_inputs))
+        matrix = pack_int8_groups(part.with_inputs(read).floats(), group, biases, self._team)
+        if read == own:
             return matrix
-        return replace(cut_inputs(matrix, range(own.start - groups.start, own.stop - groups.start)), bias=matrix.bias)
+        return replace(cut_inputs(matrix, range(own.start - read.start, own.stop - read.start)), bias=matrix.bias)
 
     def table(self, rows: Parameter) -> Table:
         if rows.kind in RowFormat.__members__:

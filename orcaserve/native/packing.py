@@ -192,7 +192,7 @@ def linear(matrix: PackedMatrix, x: Floats, team: _kernels.Team) -> Floats:
     """x [n, n_in] -> x W^T + bias [n, n_out], by the kernels in use. For tests and reports."""
     assert not matrix.interleaved
     y = np.empty((len(x), matrix.n_out), np.float32)
-    _kernels.linear(matrix.format, matrix.n_out, matrix.n_in, matrix.panels, matrix.bias, x, y, team)
+    _kernels.linear(matrix.format, matrix.n_out, matrix.n_in, matrix.panels, matrix.bias, x, y, team, matrix.group)
     return y
 
 

@@ -57,7 +57,6 @@ class _Converted(_Plain):
 
     def __init__(self, model: ModelConfig, part: Part, n_threads: int) -> None:
         file = PackedFile(model.path / WEIGHTS)
-        file.check_settings(model.dtype, model.quantization)
         super().__init__(file.precision, file.load_part(part, n_threads))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
-from pathlib import Path
 
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import EngineConfig, ParallelConfig
@@ -39,16 +38,17 @@ class Plan:
         if (config.nodes.n_nodes > 1 or not memory.AVAILABLE) and find_spec("torch") is None:
             raise ConfigError(flag, "these workers exchange numbers through PyTorch: pip install 'orcaserve[torch]'")
         if is_converted(config.model.path):
-            return cls._of_converted(config.model.path / WEIGHTS, parallel)
+            return cls._of_converted(config)
         with ModelFiles(config.model.path) as files:
             return cls(files.spec, parallel)
 
     @classmethod
-    def _of_converted(cls, path: Path, parallel: ParallelConfig) -> Plan:
+    def _of_converted(cls, config: EngineConfig) -> Plan:
         from orcaserve.native.packed_model import PackedFile  # late: the kernels come with it
 
-        file = PackedFile(path)
-        plan = cls(file.spec, parallel)
+        file = PackedFile(config.model.path / WEIGHTS)
+        file.check_settings(config.model.dtype, config.model.quantization)
+        plan = cls(file.spec, config.parallel)
         for part in plan.parts:
             file.check_part(part)
         return plan

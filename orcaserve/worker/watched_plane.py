@@ -25,18 +25,22 @@ class WatchedPlane:
     """
 
     def __init__(self, plane: DataPlane, place: Place) -> None:
-        self._plane = plane
-        self.waits_for = ""
+        self._plane, self.sums = plane, plane.sums
+        self._waits_for = ""
         stages, shards = range(place.n_stages), range(place.n_shards)
         names = {(s, r): Place(s, r, place.n_stages, place.n_shards).name for s in stages for r in shards}
         self._before, self._after = (names.get((place.stage + step, place.shard), "") for step in (-1, 1))
         self._beside = ", ".join(names[place.stage, shard] for shard in shards if shard != place.shard)
 
+    @property
+    def waits_for(self) -> str:
+        return self._beside if self.sums is not None and self.sums.waiting else self._waits_for
+
     @contextmanager
     def waiting(self, names: str) -> Iterator[None]:
-        self.waits_for = names
+        self._waits_for = names
         yield
-        self.waits_for = ""
+        self._waits_for = ""
 
     def receive(self, n_rows: int, width: int) -> Incoming:
         return _WatchedIncoming(self._plane.receive(n_rows, width), self, self._before)
@@ -52,6 +56,12 @@ class WatchedPlane:
     def gather(self, own: Floats, widths: list[int]) -> Floats | None:
         with self.waiting(self._beside):
             return self._plane.gather(own, widths)
+
+    def send_to(self, rank: int, rows: Floats) -> None:
+        self._plane.send_to(rank, rows)
+
+    def receive_from(self, rank: int, n_rows: int, width: int) -> Floats:
+        return self._plane.receive_from(rank, n_rows, width)
 
     def close(self) -> None:
         self._plane.close()

@@ -145,6 +145,28 @@ def test_all_roads_of_a_cut_model(n_stages: int, n_shards: int, kind: Kind, tmp_
     assert last == [factor * (1 + i) for i in range(n_iterations)]
 
 
+def test_rows_go_round_from_worker_to_worker(kind: Kind, tmp_path: Path) -> None:
+    """Whatever their stages and shards, as while a model is watched; and the sums after that are undisturbed."""
+
+    def work(place: Place, plane: DataPlane) -> list[float]:
+        rank, n = place.rank, place.n_ranks
+        seen = []
+        for lap in range(5):
+            if rank == 0:
+                plane.send_to(1, np.full((3, 4), lap, np.float32))
+            rows = plane.receive_from((rank - 1) % n, 3, 4)
+            seen.append(float(rows.mean()))
+            if rank:
+                plane.send_to((rank + 1) % n, rows + 1)
+        x = np.ones(7, np.float32)
+        plane.all_reduce(x)
+        return [*seen, float(x[0])]
+
+    results = on_all(kind, 2, 2, tmp_path, work)
+    assert results[0] == [3, 4, 5, 6, 7, 2]
+    assert [seen[0] for seen in results[1:]] == [0, 1, 2]
+
+
 def test_messages_longer_than_the_memory_for_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Hidden states, logits and sums, in pieces; beside short ones."""
     monkeypatch.setattr(shared_memory, "_SLOT_BYTES", 4096)

@@ -25,6 +25,7 @@ from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig
 from orcaserve.core import ConfigError, EngineError, FinishReason, IterationReport, ModelNotFound, Progress, Request
 from orcaserve.core import SamplingParams as Params
 from orcaserve.engine.host import EngineHost
+from orcaserve.native.convert import convert
 
 pytestmark = [pytest.mark.anyio, pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")]
 
@@ -162,6 +163,26 @@ def test_the_default_model(p: int, t: int, default_model: Path) -> None:
         expected = one.run([replace(request, output=[]) for request in requests])
     with Running(settings(default_model, p, t)) as engine:
         assert engine.run(requests) == expected
+
+
+@pytest.mark.usefixtures("folders")
+@pytest.mark.parametrize(("p", "t"), [(2, 1), (2, 2), (1, 3)])
+def test_integers_and_converted_models(p: int, t: int, outlier_model: Path, tmp_path: Path) -> None:
+    """Exact inputs are chosen by all workers together, or are in the converted file: the same tokens. Stages alone give
+    those of one process."""
+
+    def integers(model: Path, p: int = 1, t: int = 1) -> EngineConfig:
+        config = settings(model, p, t)
+        return replace(config, model=replace(config.model, dtype="auto", quantization="int8"), kv=KVConfig(n_slots=160))
+
+    convert(outlier_model, tmp_path / "converted", "auto", "int8", n_threads=1)
+    with Running(integers(outlier_model, p, t)) as engine:
+        tokens = engine.run(some_requests())
+    with Running(integers(tmp_path / "converted", p, t)) as engine:
+        assert engine.run(some_requests()) == tokens
+    if t == 1:
+        with Running(integers(outlier_model)) as one:
+            assert one.run(some_requests()) == tokens
 
 
 @pytest.mark.usefixtures("folders")

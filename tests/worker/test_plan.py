@@ -71,6 +71,22 @@ def test_heads_go_with_their_keys_and_values(
     assert all(len(part.heads) == group * len(part.kv_heads) > 0 and len(part.columns) > 0 for part in parts)
 
 
+@pytest.mark.parametrize(
+    ("columns", "n_shards", "sizes"),
+    [
+        (1536, 2, [768, 768]),  # 4 groups of 192 each
+        (1536, 3, [512, 512, 512]),  # whole groups would make 384, 576, 576
+        (11008, 3, [3584, 3712, 3712]),  # groups of 128
+        (200, 2, [128, 72]),
+    ],
+)
+def test_columns_are_cut_between_groups_where_that_is_about_as_even(
+    columns: int, n_shards: int, sizes: list[int], spec: ModelSpec
+) -> None:
+    cut = Plan(replace(spec, intermediate_size=columns), ParallelConfig(1, n_shards))
+    assert [len(part.columns) for part in cut.parts] == sizes
+
+
 def test_places_and_parts(spec: ModelSpec) -> None:
     cut = Plan(spec, ParallelConfig(2, 3))
     assert [place.name for place in cut.places] == ["s0r0", "s0r1", "s0r2", "s1r0", "s1r1", "s1r2"]
