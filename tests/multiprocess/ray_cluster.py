@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,11 @@ from pathlib import Path
 from typing import Any
 
 OBJECTS = 80 * 2**20  # bytes of a node's object store: nothing is put there
+PATIENCE = (  # s that Ray Serve has with its own processes, which may start slowly on a busy machine
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S",
+    "RAY_SERVE_RECORD_AUTOSCALING_STATS_TIMEOUT_S",
+)
 
 
 class RayCluster:
@@ -29,6 +35,7 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+            **dict.fromkeys(PATIENCE, "60"),
             "PYTHONWARNINGS": "ignore",  # of Ray's own
         }
         self._process = subprocess.Popen(
@@ -42,11 +49,15 @@ class RayCluster:
         print(json.dumps([command, arguments]), file=self._process.stdin, flush=True)
         return self._read()
 
+    def processes(self, title: str) -> list[int]:
+        """Process ids of its actors whose titles begin so."""
+        raylets = [pid for pid in children(self._process.pid, "") if "raylet/raylet" in _command(pid)]
+        return [actor for raylet in raylets for actor in children(raylet, title)]
+
     @property
     def actors(self) -> list[int]:
-        """Process ids of the actors that run workers."""
-        raylets = [pid for pid in children(self._process.pid, "") if "raylet/raylet" in _command(pid)]
-        return [actor for raylet in raylets for actor in children(raylet, "ray::WorkerHost")]
+        """Process ids of those that run workers."""
+        return self.processes("ray::WorkerHost")
 
     @property
     def workers(self) -> list[int]:
@@ -89,6 +100,30 @@ class _Commands:
     def remove(self, name: str) -> None:
         """As if the machine were switched off."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def serve(self, args: dict[str, Any]) -> str:
+        """Our application of Ray Serve. Returns its address."""
+        from ray import serve
+
+        from orcaserve.ray.app import build_app
+
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build_app(args))
+        return f"http://127.0.0.1:{port}"
+
+    def replicas(self) -> int:
+        """How many run."""
+        from ray import serve
+
+        states = serve.status().applications["default"].deployments["orcaserve"].replica_states
+        return int(states.get("RUNNING", 0))
+
+    def end_serve(self) -> None:
+        from ray import serve
+
+        serve.shutdown()
 
     def left(self) -> list[str]:
         """Actors that live and placement groups that there are, of anybody."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, children
 from server_process import Serve
 
 pytest.importorskip("torch")
@@ -191,3 +191,57 @@ def test_what_cannot_be_placed(cluster: RayCluster, nodes: list[str], served_odd
     line = refused(served_odd_model, "-pp", "2", "--ray-address", "127.0.0.1:9", "--placement-timeout", "0.5")
     assert line == "--ray-address: no cluster of Ray's answers at 127.0.0.1:9"
     assert not cluster.call("left")
+
+
+def test_ray_serve(
+    cluster: RayCluster,
+    nodes: list[str],
+    served_odd_model: Path,
+    expected: dict[str, str],
+    alive: Alive,
+    within: Within,
+) -> None:
+    """The application answers and streams; there are more replicas while many tokens wait, and fewer afterwards."""
+    flags = {name.lstrip("-").replace("-", "_"): value for name, value in zip(FLOATS[::2], FLOATS[1::2], strict=True)
+             if name != "-t"}  # fmt: skip
+    scaling = {"max_replicas": 2, "tokens_per_replica": 2000, "upscale_delay_s": 0, "downscale_delay_s": 1}
+    times = {"metrics_interval_s": 0.5, "look_back_period_s": 2}
+    base = cluster.call("serve", args={"model": str(served_odd_model), **flags, **scaling, **times})
+    with httpx.Client(base_url=base, timeout=240) as http:
+        model = http.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "prompt": PROMPTS[1], "temperature": 0, "ignore_eos": True, "max_tokens": 40}
+        answer = http.post("/v1/completions", json=body)
+        assert answer.json()["choices"][0]["text"] == expected[PROMPTS[1]]
+        assert http.post("/v1/completions", json={**body, "max_tokens": 0}).status_code == 400
+        body |= {"prompt": long(0), "max_tokens": LONG, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            parts = list(answer.iter_raw())
+        assert len(parts) > 20, "it comes as it is made"
+        events = [line[6:] for line in b"".join(parts).decode().splitlines() if line.startswith("data: {")]
+        assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == expected[long(0)]
+        replica = cluster.processes("ray::ServeReplica")
+        assert len(replica) == 1
+
+        enough = threading.Event()
+
+        def load(i: int) -> None:
+            while not enough.is_set():
+                answer = http.post("/v1/completions", json={**body, "prompt": long(i), "stream": False})
+                assert answer.json()["choices"][0]["text"] == expected[long(i)]
+
+        with ThreadPoolExecutor(N_STREAMS) as pool:  # 4 x (8 + 900) tokens
+            loads = [pool.submit(load, i) for i in range(N_STREAMS)]
+            more = within(180, lambda: cluster.call("replicas") == 2)
+            enough.set()
+        for one in loads:
+            one.result()
+    assert more
+    assert within(180, lambda: cluster.call("replicas") == 1)
+    engines = [
+        pid for replica in cluster.processes("ray::ServeReplica") for pid in children(replica, "orcaserve: engine")
+    ]
+    assert engines
+    cluster.call("end_serve")
+    assert within(60, lambda: not any(alive(pid) for pid in engines))
+    assert within(60, lambda: not cluster.call("left")), cluster.call("left")
