@@ -6,6 +6,8 @@ Nothing of it listens beyond loopback, and when it ends, however it does, its no
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
@@ -35,14 +37,18 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
-            **dict.fromkeys(PATIENCE, "60"),
+            **dict.fromkeys(PATIENCE, "120"),
             "PYTHONWARNINGS": "ignore",  # of Ray's own
         }
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings},
         )  # fmt: skip
-        self.address: str = self._read()
+        try:
+            self.address: str = self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, command: str, **arguments: Any) -> Any:
         assert self._process.stdin is not None
@@ -80,6 +86,16 @@ class RayCluster:
         return json.loads(line)
 
 
+_NEW_MOUNTS, _BIND, _PRIVATE = 0x20000, 0x1000, 0x44000  # CLONE_NEWNS; MS_BIND; MS_REC and MS_PRIVATE
+
+
+def _system(call: str, *arguments: Any) -> None:
+    """Of the calling thread, whose children inherit what it changes. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, call)(*arguments):
+        raise OSError(ctypes.get_errno(), call)
+
+
 class _Commands:
     def __init__(self) -> None:
         import ray
@@ -92,10 +108,23 @@ class _Commands:
         ray.init(address=self.address, log_to_driver=False, logging_level="error")
 
     def add(self, cpus: int) -> str:
-        """Returns the beginning of its id, and of its raylet's process."""
+        """Returns the beginning of its id."""
         node = self._cluster.add_node(num_cpus=cpus, object_store_memory=OBJECTS)
         self._nodes[node.node_id[:8]] = node
         return str(node.node_id[:8])
+
+    def add_with(self, cpus: int, path: str, other: str) -> str | None:
+        """A node which sees `other` when it looks at `path`, or None: there is no right to make one."""
+        with contextlib.ExitStack() as ours:
+            before = ours.enter_context(open("/proc/thread-self/ns/mnt"))
+            try:
+                _system("unshare", _NEW_MOUNTS)
+                ours.callback(_system, "setns", before.fileno(), _NEW_MOUNTS)
+                _system("mount", b"none", b"/", None, _PRIVATE, None)
+                _system("mount", other.encode(), path.encode(), None, _BIND, None)
+            except PermissionError:
+                return None
+            return self.add(cpus)
 
     def remove(self, name: str) -> None:
         """As if the machine were switched off."""

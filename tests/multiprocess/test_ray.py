@@ -20,6 +20,9 @@ import pytest
 from ray_cluster import RayCluster, children
 from server_process import Serve
 
+import orcaserve.version
+from orcaserve.version import __version__
+
 pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.timeout(600),
@@ -169,11 +172,11 @@ def test_the_end_leaves_nothing(cluster: RayCluster, serve: Serve, alive: Alive,
     assert within(20, lambda: not cluster.call("left")), cluster.call("left")
 
 
-def refused(model: Path, *flags: str) -> str:
+def refused(model: Path, *flags: str, code: int = 1) -> str:
     command = [sys.executable, "-m", "orcaserve", "serve", str(model), "--port", "0", *flags]
     command += ["--distributed-executor-backend", "ray", "--log-level", "error"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1, ended.stderr
+    assert ended.returncode == code, ended.stderr
     (line,) = ended.stderr.splitlines()
     return line.removeprefix("orcaserve: ")
 
@@ -191,6 +194,34 @@ def test_what_cannot_be_placed(cluster: RayCluster, nodes: list[str], served_odd
     line = refused(served_odd_model, "-pp", "2", "--ray-address", "127.0.0.1:9", "--placement-timeout", "0.5")
     assert line == "--ray-address: no cluster of Ray's answers at 127.0.0.1:9"
     assert not cluster.call("left")
+
+
+def test_who_is_not_let_in(cluster: RayCluster, served_odd_model: Path, served_model: Path, tmp_path: Path) -> None:
+    """A node whose machine has another version, another model, or none: only it has three CPUs."""
+    flags = ("-t", "3", "--ray-address", cluster.address)
+    other = tmp_path / "version.py"
+    other.write_text('__version__ = "999.0"\n')
+    here = orcaserve.version.__file__
+    node = cluster.call("add_with", cpus=3, path=here, other=str(other))
+    if node is None:
+        pytest.skip("no right to give a node another view of files")
+    line = refused(served_odd_model, *flags)
+    assert (
+        line == f"Ray node {node} (127.0.0.1): orcaserve is 999.0 here, {__version__} on the server: install the same"
+    )
+    cluster.call("remove", name=node)
+    node = cluster.call("add_with", cpus=3, path=str(served_odd_model), other=str(served_model))
+    line = refused(served_odd_model, *flags, code=2)
+    assert line.startswith(f"--model: on Ray node {node} (127.0.0.1): is llama, layers 2,")
+    assert " but llama, layers 5, " in line
+    cluster.call("remove", name=node)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    node = cluster.call("add_with", cpus=3, path=str(served_odd_model), other=str(empty))
+    line = refused(served_odd_model, *flags, code=3)
+    assert line.startswith(f"Ray node {node} (127.0.0.1): ")
+    assert str(served_odd_model) in line
+    cluster.call("remove", name=node)
 
 
 def test_ray_serve(
