@@ -19,11 +19,13 @@ _PR_SET_PDEATHSIG = 1
 
 def child_environment() -> dict[str, str]:
     """This process's environment, in which a child finds the same orcaserve, wherever this one was started from."""
+    # None of our processes goes on as a fork; where one starts another (Ray's do), gRPC would say that it is not ready.
+    environment = {"GRPC_ENABLE_FORK_SUPPORT": "0", **os.environ}
     root = str(Path(__file__).resolve().parents[1])
     if root in site.getsitepackages():
-        return dict(os.environ)
+        return environment
     inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}
+    return {**environment, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}
 
 
 def name_process(role: str) -> None:

@@ -56,7 +56,7 @@ def join(config: RayConfig, n_cpus: int) -> bool:
                 logging_level=logging.WARNING,
                 **options,
             )
-    except (RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # of any kind: a node that does not start is a bare Exception
         ray.shutdown()
         raise EngineError(f"Ray's cluster at {where or 'this machine'}: {' '.join(str(error).split())}") from error
     return True

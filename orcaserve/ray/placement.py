@@ -26,7 +26,8 @@ from orcaserve.ray.room import Need, cpus_each, lack
 STRATEGY = "PACK"  # on as few nodes as there is room on: shards of a stage sum twice per layer
 JOIN_TIMEOUT = 60.0  # s for all actors to start and join
 CLOSE_TIMEOUT = 5.0  # s; without its head node a cluster takes longer, and finds out by itself
-_CHECK_PERIOD = 0.2  # s
+SAY_AFTER = 1.0  # s of waiting for room that are worth a word
+_CHECK_PERIOD = 0.1  # s
 
 _log = logging.getLogger(__name__)
 
@@ -111,15 +112,17 @@ class Placement:
         what = "asking Ray's cluster at %s for %d x %s (%s)"
         _log.info(what, cluster.address(), n_workers, self._need, STRATEGY)
         self._group = placement_group([bundle] * n_workers, strategy=STRATEGY)
-        deadline, said = time.monotonic() + self._ray.patience, False
+        started, said = time.monotonic(), False
         while placement_group_table(self._group)["state"] != "CREATED":
             time.sleep(_CHECK_PERIOD)
-            why = lack(cluster.address(), cluster.nodes(), n_workers, self._need)
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - started
+            if waited > self._ray.patience:
+                why = lack(cluster.address(), cluster.nodes(), n_workers, self._need)
                 raise EngineError(f"{why} (waited for {self._ray.patience:g} s: --placement-timeout)")
-            if not said:
+            if waited > SAY_AFTER and not said:
+                why = lack(cluster.address(), cluster.nodes(), n_workers, self._need)
                 _log.warning("%s; waiting for up to %g s", why, self._ray.patience)
-            said = True
+                said = True
 
     def _bundles(self) -> list[tuple[int, str]]:
         """Parts of the room, and the node of each: those of a node together, as are then neighbours in the model."""

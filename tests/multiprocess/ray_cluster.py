@@ -6,9 +6,12 @@ Nothing of it listens beyond loopback, and when it ends, however it does, its no
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +19,11 @@ from pathlib import Path
 from typing import Any
 
 OBJECTS = 80 * 2**20  # bytes of a node's object store: nothing is put there
+PATIENCE = (  # s that Ray Serve has with its own processes, which may start slowly on a busy machine
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S",
+    "RAY_SERVE_RECORD_AUTOSCALING_STATS_TIMEOUT_S",
+)
 
 
 class RayCluster:
@@ -29,24 +37,33 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # loopback only
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "0.5",
+            **dict.fromkeys(PATIENCE, "120"),
             "PYTHONWARNINGS": "ignore",  # of Ray's own
         }
         self._process = subprocess.Popen(
             [sys.executable, "-P", __file__],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings},
         )  # fmt: skip
-        self.address: str = self._read()
+        try:
+            self.address: str = self._read()
+        except BaseException:
+            self.close()
+            raise
 
     def call(self, command: str, **arguments: Any) -> Any:
         assert self._process.stdin is not None
         print(json.dumps([command, arguments]), file=self._process.stdin, flush=True)
         return self._read()
 
+    def processes(self, title: str) -> list[int]:
+        """Process ids of its actors whose titles begin so."""
+        raylets = [pid for pid in children(self._process.pid, "") if "raylet/raylet" in _command(pid)]
+        return [actor for raylet in raylets for actor in children(raylet, title)]
+
     @property
     def actors(self) -> list[int]:
-        """Process ids of the actors that run workers."""
-        raylets = [pid for pid in children(self._process.pid, "") if "raylet/raylet" in _command(pid)]
-        return [actor for raylet in raylets for actor in children(raylet, "ray::WorkerHost")]
+        """Process ids of those that run workers."""
+        return self.processes("ray::WorkerHost")
 
     @property
     def workers(self) -> list[int]:
@@ -69,6 +86,16 @@ class RayCluster:
         return json.loads(line)
 
 
+_NEW_MOUNTS, _BIND, _PRIVATE = 0x20000, 0x1000, 0x44000  # CLONE_NEWNS; MS_BIND; MS_REC and MS_PRIVATE
+
+
+def _system(call: str, *arguments: Any) -> None:
+    """Of the calling thread, whose children inherit what it changes. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if getattr(libc, call)(*arguments):
+        raise OSError(ctypes.get_errno(), call)
+
+
 class _Commands:
     def __init__(self) -> None:
         import ray
@@ -81,14 +108,51 @@ class _Commands:
         ray.init(address=self.address, log_to_driver=False, logging_level="error")
 
     def add(self, cpus: int) -> str:
-        """Returns the beginning of its id, and of its raylet's process."""
+        """Returns the beginning of its id."""
         node = self._cluster.add_node(num_cpus=cpus, object_store_memory=OBJECTS)
         self._nodes[node.node_id[:8]] = node
         return str(node.node_id[:8])
 
+    def add_with(self, cpus: int, path: str, other: str) -> str | None:
+        """A node which sees `other` when it looks at `path`, or None: there is no right to make one."""
+        with contextlib.ExitStack() as ours:
+            before = ours.enter_context(open("/proc/thread-self/ns/mnt"))
+            try:
+                _system("unshare", _NEW_MOUNTS)
+                ours.callback(_system, "setns", before.fileno(), _NEW_MOUNTS)
+                _system("mount", b"none", b"/", None, _PRIVATE, None)
+                _system("mount", other.encode(), path.encode(), None, _BIND, None)
+            except PermissionError:
+                return None
+            return self.add(cpus)
+
     def remove(self, name: str) -> None:
         """As if the machine were switched off."""
         self._cluster.remove_node(self._nodes.pop(name), allow_graceful=False)
+
+    def serve(self, args: dict[str, Any]) -> str:
+        """Our application of Ray Serve. Returns its address."""
+        from ray import serve
+
+        from orcaserve.ray.app import build_app
+
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build_app(args))
+        return f"http://127.0.0.1:{port}"
+
+    def replicas(self) -> int:
+        """How many run."""
+        from ray import serve
+
+        states = serve.status().applications["default"].deployments["orcaserve"].replica_states
+        return int(states.get("RUNNING", 0))
+
+    def end_serve(self) -> None:
+        from ray import serve
+
+        serve.shutdown()
 
     def left(self) -> list[str]:
         """Actors that live and placement groups that there are, of anybody."""

@@ -17,8 +17,11 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ray_cluster import RayCluster
+from ray_cluster import RayCluster, children
 from server_process import Serve
+
+import orcaserve.version
+from orcaserve.version import __version__
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -169,11 +172,11 @@ def test_the_end_leaves_nothing(cluster: RayCluster, serve: Serve, alive: Alive,
     assert within(20, lambda: not cluster.call("left")), cluster.call("left")
 
 
-def refused(model: Path, *flags: str) -> str:
+def refused(model: Path, *flags: str, code: int = 1) -> str:
     command = [sys.executable, "-m", "orcaserve", "serve", str(model), "--port", "0", *flags]
     command += ["--distributed-executor-backend", "ray", "--log-level", "error"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 1, ended.stderr
+    assert ended.returncode == code, ended.stderr
     (line,) = ended.stderr.splitlines()
     return line.removeprefix("orcaserve: ")
 
@@ -191,3 +194,85 @@ def test_what_cannot_be_placed(cluster: RayCluster, nodes: list[str], served_odd
     line = refused(served_odd_model, "-pp", "2", "--ray-address", "127.0.0.1:9", "--placement-timeout", "0.5")
     assert line == "--ray-address: no cluster of Ray's answers at 127.0.0.1:9"
     assert not cluster.call("left")
+
+
+def test_who_is_not_let_in(cluster: RayCluster, served_odd_model: Path, served_model: Path, tmp_path: Path) -> None:
+    """A node whose machine has another version, another model, or none: only it has three CPUs."""
+    flags = ("-t", "3", "--ray-address", cluster.address)
+    other = tmp_path / "version.py"
+    other.write_text('__version__ = "999.0"\n')
+    here = orcaserve.version.__file__
+    node = cluster.call("add_with", cpus=3, path=here, other=str(other))
+    if node is None:
+        pytest.skip("no right to give a node another view of files")
+    line = refused(served_odd_model, *flags)
+    assert (
+        line == f"Ray node {node} (127.0.0.1): orcaserve is 999.0 here, {__version__} on the server: install the same"
+    )
+    cluster.call("remove", name=node)
+    node = cluster.call("add_with", cpus=3, path=str(served_odd_model), other=str(served_model))
+    line = refused(served_odd_model, *flags, code=2)
+    assert line.startswith(f"--model: on Ray node {node} (127.0.0.1): is llama, layers 2,")
+    assert " but llama, layers 5, " in line
+    cluster.call("remove", name=node)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    node = cluster.call("add_with", cpus=3, path=str(served_odd_model), other=str(empty))
+    line = refused(served_odd_model, *flags, code=3)
+    assert line.startswith(f"Ray node {node} (127.0.0.1): ")
+    assert str(served_odd_model) in line
+    cluster.call("remove", name=node)
+
+
+def test_ray_serve(
+    cluster: RayCluster,
+    nodes: list[str],
+    served_odd_model: Path,
+    expected: dict[str, str],
+    alive: Alive,
+    within: Within,
+) -> None:
+    """The application answers and streams; there are more replicas while many tokens wait, and fewer afterwards."""
+    flags = {name.lstrip("-").replace("-", "_"): value for name, value in zip(FLOATS[::2], FLOATS[1::2], strict=True)
+             if name != "-t"}  # fmt: skip
+    scaling = {"max_replicas": 2, "tokens_per_replica": 2000, "upscale_delay_s": 0, "downscale_delay_s": 1}
+    times = {"metrics_interval_s": 0.5, "look_back_period_s": 2}
+    base = cluster.call("serve", args={"model": str(served_odd_model), **flags, **scaling, **times})
+    with httpx.Client(base_url=base, timeout=240) as http:
+        model = http.get("/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "prompt": PROMPTS[1], "temperature": 0, "ignore_eos": True, "max_tokens": 40}
+        answer = http.post("/v1/completions", json=body)
+        assert answer.json()["choices"][0]["text"] == expected[PROMPTS[1]]
+        assert http.post("/v1/completions", json={**body, "max_tokens": 0}).status_code == 400
+        body |= {"prompt": long(0), "max_tokens": LONG, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            parts = list(answer.iter_raw())
+        assert len(parts) > 20, "it comes as it is made"
+        events = [line[6:] for line in b"".join(parts).decode().splitlines() if line.startswith("data: {")]
+        assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == expected[long(0)]
+        replica = cluster.processes("ray::ServeReplica")
+        assert len(replica) == 1
+
+        enough = threading.Event()
+
+        def load(i: int) -> None:
+            while not enough.is_set():
+                answer = http.post("/v1/completions", json={**body, "prompt": long(i), "stream": False})
+                assert answer.json()["choices"][0]["text"] == expected[long(i)]
+
+        with ThreadPoolExecutor(N_STREAMS) as pool:  # 4 x (8 + 900) tokens
+            loads = [pool.submit(load, i) for i in range(N_STREAMS)]
+            more = within(180, lambda: cluster.call("replicas") == 2)
+            enough.set()
+        for one in loads:
+            one.result()
+    assert more
+    assert within(180, lambda: cluster.call("replicas") == 1)
+    engines = [
+        pid for replica in cluster.processes("ray::ServeReplica") for pid in children(replica, "orcaserve: engine")
+    ]
+    assert engines
+    cluster.call("end_serve")
+    assert within(60, lambda: not any(alive(pid) for pid in engines))
+    assert within(60, lambda: not cluster.call("left")), cluster.call("left")
