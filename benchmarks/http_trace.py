@@ -1,10 +1,9 @@
 """How many requests a second of the paper's trace are carried at 190 ms median normalised latency, over HTTP?
 
-    python benchmarks/http_trace.py --load LOAD.py [--llama-server PATH --llama-model FILE.gguf] [--out FILE.md]
+    python benchmarks/http_trace.py [--llama-server PATH --llama-model FILE.gguf] [--out FILE.md]
 
-LOAD.py BASE_URL --rate R --n N plays the trace (input U(32, 512), output U(1, 128), Poisson arrivals at R a second)
-and prints `req/s ...` and `normalised ms p50 ...` (end-to-end latency / generated tokens). For every server the rate
-is raised until the median is past the bound, then the interval is halved; what counts is the req/s that the server
+`orcaserve bench serve` plays the trace (input U(32, 512), output U(1, 128), Poisson arrivals). For every server the
+rate is raised until the median is past the bound, then the interval is halved; what counts is the req/s that the server
 completed at the highest rate within the bound. A probe lasts as many seconds for every server, so that a queue that
 grows shows, and meets a server that was just started. llama-server gets 32 slots. Both are measured in one run, one
 after the other.
@@ -13,13 +12,14 @@ after the other.
 from __future__ import annotations
 
 import argparse
+import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from report import Line, add_line_argument, heading, table, write, write_lines
 from server import serving, started
@@ -28,14 +28,14 @@ from throughputs import form_flags
 BOUND_MS = 190.0
 GOAL = 6.0
 SLOTS = 32
-CONTEXT = 1024  # tokens of one of llama-server's slots: the trace's longest request is 512 words and 128 tokens
+CONTEXT = 1024  # tokens of one of llama-server's slots: the trace's longest request is 512 + 128 tokens
 STEP = 1.5  # from one rate to the next while it is raised
 HALVINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """One play of the trace. rate: of arrivals; carried: completed requests a second; text: what the script printed."""
+    """One play of the trace. rate: of arrivals; carried: completed requests a second; text: what else was measured."""
 
     rate: float
     carried: float
@@ -47,19 +47,24 @@ class Probe:
         return self.normalised_ms <= BOUND_MS
 
 
-def play(load: str, base: str, rate: float, n: int) -> Probe:
-    command = [sys.executable, load, base, "--rate", f"{rate:.3f}", "--n", str(n)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    print(f"offered {rate:.2f}: {text}", flush=True)
-    return parse(rate, text)
+def play(base: str, rate: float, n: int) -> Probe:
+    flags = ["--workload", "paper", "--rate", f"{rate:.3f}", "--n", str(n), "--json"]
+    command = [sys.executable, "-m", "orcaserve", "bench", "serve", base, *flags]
+    probe = read(rate, json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout))
+    print(f"offered {rate:.2f}: {probe.carried:.2f} req/s, {probe.normalised_ms:.0f} ms; {probe.text}", flush=True)
+    return probe
 
 
-def parse(rate: float, text: str) -> Probe:
-    carried = re.search(r"req/s ([\d.]+)", text)
-    median = re.search(r"normalised ms p50 ([\d.]+)", text)
-    if carried is None or median is None:
-        raise SystemExit(f"the load script printed something else: {text!r}")
-    return Probe(rate, float(carried[1]), float(median[1]), text)
+def read(rate: float, found: dict[str, Any]) -> Probe:
+    """Of the generator's result. Ends the program if requests have failed: nothing would be comparable."""
+    if found["errors"]:
+        raise SystemExit(f"requests have failed: {found['errors']} {found['details']}")
+    first = found["ttft_ms"]
+    text = f"ttft ms p50 {first['p50']:.0f} p99 {first['p99']:.0f}; gap p99 {found['itl_ms']['p99']:.0f}; "
+    text += found["run"]["prompts"]
+    if found["generator"]["warning"]:
+        text += f"; {found['generator']['warning']}"
+    return Probe(rate, found["req_s"], found["normalized_ms"]["p50"], text)
 
 
 def search(probe: Callable[[float], Probe], start: float) -> list[Probe]:
@@ -105,7 +110,6 @@ def our_server(form: str, model: str | None) -> Iterator[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--load", required=True, help="the script that plays the trace")
     parser.add_argument("--llama-server", help="llama.cpp's server; without it ours is measured alone")
     parser.add_argument("--llama-model", help="the GGUF file it serves")
     parser.add_argument("--model")
@@ -122,8 +126,8 @@ def main() -> int:
     def measure(server: Callable[[], AbstractContextManager[str]], start: float) -> list[Probe]:
         def probe(rate: float) -> Probe:
             with server() as base:  # a new one each time: every play has the same prompts, and servers remember prompts
-                play(args.load, base, rate, 1)  # code paths are warm afterwards
-                return play(args.load, base, rate, max(args.least, round(rate * args.seconds)))
+                play(base, rate, 1)  # code paths are warm afterwards
+                return play(base, rate, max(args.least, round(rate * args.seconds)))
 
         return search(probe, start)
 
@@ -133,7 +137,7 @@ def main() -> int:
 
     rows = [
         [name, f"{p.rate:.2f}", f"{p.carried:.2f}", f"{p.normalised_ms:.0f}", "yes" if p.within else "no",
-         p.text.partition("|")[2].replace("|", ";")]
+         p.text]
         for name, probes in measured.items()
         for p in sorted(probes, key=lambda p: p.rate)
     ]  # fmt: skip
@@ -143,7 +147,7 @@ def main() -> int:
     text += f"Ours {args.form}. Carried at {BOUND_MS:.0f} ms: "
     text += ", ".join(f"{name} {value:.2f} req/s" for name, value in carried.items())
     text += ".\n\n" if ratio is None else f"; ratio {ratio:.2f}, goal {GOAL:g}.\n\n"
-    columns = ["server", "offered req/s", "completed req/s", "median normalised ms", "within", "the script's line"]
+    columns = ["server", "offered req/s", "completed req/s", "median normalised ms", "within", "also"]
     write(text + table(columns, rows), args.out)
     theirs = f"{carried['llama-server']:.2f} (llama-server Q4_0)" if ratio else ""
     what = f"the paper's trace over HTTP: req/s at {BOUND_MS:.0f} ms median normalised latency"

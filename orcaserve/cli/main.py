@@ -19,6 +19,8 @@ VERBS = {
     "models": "list, fetch, find and convert models: models list|pull|path|convert",
     "bench": "measure this machine with a model, or any server: bench throughput|latency|startup|serve",
     "profile": "measure what iterations cost on this machine, for simulations and plans",
+    "simulate": "a workload through the scheduler in virtual time, on hardware by its data sheet or a profile",
+    "plan": "what a model needs, and the settings that carry the most load within a target",
     "reproduce": "the evaluation of the Orca paper: figures, tables, and a report",
     "explain": "tell one request's life from a schedule log",
     "replay": "run a schedule log through the scheduler again, with other settings",

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from orcaserve.evaluation.profiling import measure, plan
     from orcaserve.evaluation.sizes import how_held, slot_bytes
     from orcaserve.simulation.machine import this_machine
-    from orcaserve.simulation.profile import Profile, fit_cost, fit_errors
+    from orcaserve.simulation.profile import Profile, fit_cost, fit_errors, slowdown
     from orcaserve.simulation.shape import shape_of_sizes
     from orcaserve.worker.facts import n_threads_for
 
@@ -72,7 +72,9 @@ def run(args: argparse.Namespace) -> int:
         if not cells:
             raise ConfigError("--n-slots", f"{facts.n_slots} slots are too few to measure anything")
         samples = measure(engine, cells, _Progress(len(cells)))
-    cost = fit_cost(samples)
+    typical = fit_cost(samples)
+    factor = slowdown(typical, samples)
+    cost = typical.times(factor)
     profile = Profile(
         machine=this_machine() | {"system": platform.platform(), "instruction_set": native.isa()},
         model={"name": facts.model_name, "weights": held.weights, "kv_cache_dtype": held.kv_cache_dtype,
@@ -81,13 +83,14 @@ def run(args: argparse.Namespace) -> int:
         engine={"threads": n_threads_for(config), "max_bs": facts.max_bs, "n_slots": facts.n_slots,
                 "page_size": config.kv.page_size, "version": __version__},
         cost=cost,
-        fit=fit_errors(cost, samples),
+        fit=fit_errors(typical, samples) | {"slowdown": round(factor, 4)},
         made=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
     )  # fmt: skip
     profile.save(path)
     fit = profile.fit
     print(f"{fit['n_samples']} iterations in {time.monotonic() - started:.0f} s; the cost is off by "
-          f"{float(fit['median_error']):.1%} (median), {float(fit['p90_error']):.1%} (p90)")  # fmt: skip
+          f"{float(fit['median_error']):.1%} (median), {float(fit['p90_error']):.1%} (p90); pauses make all "
+          f"{factor - 1:.1%} slower")  # fmt: skip
     for what, sizes in EXAMPLES.items():
         print(f"  {what:<55} {cost.seconds(shape_of_sizes(sizes)) * 1e3:8.2f} ms an iteration")
     print(f"stored in {path}")

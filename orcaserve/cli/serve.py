@@ -48,6 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replicas; a request goes to the one whose unfinished requests may need the least K/V memory (prompt + "
         "max_tokens), and is served there in order of arrival (default: %(default)s)",
     )
+    group = parser.add_argument_group(
+        "auto-tune",
+        "Start with the --max-num-seqs and --n-slots that `orcaserve plan` finds with the profile of this machine,\n"
+        "which `orcaserve profile` measures once.",
+    )
+    group.add_argument("--auto-tune", action="store_true", help="ask the planner, which takes some seconds")
+    group.add_argument("--target", action="append", metavar="TARGET",
+                       help="what to keep, such as p50_normalized<=190ms, p99_itl<=80ms, ttft_p99<=2s")  # fmt: skip
+    group.add_argument("--tune-workload", default="paper", metavar="NAME",
+                       help="what comes: paper, azure-conv, azure-code, homogeneous:IN:OUT or FILE.csv; lengths are "
+                       "cut to the context (default: %(default)s)")  # fmt: skip
     group = parser.add_argument_group("recovery")
     group.add_argument(
         "--engine-timeout",
@@ -82,6 +93,12 @@ def run(args: argparse.Namespace) -> int:
         return run_node(args, args.listen_workers, args.model or args.model_flag, JOIN_TIMEOUT)
     config = engine_config(args)
     config = replace(config, parallel=replace(config.parallel, data_parallel_size=args.data_parallel_size))
+    if args.auto_tune:
+        from orcaserve.cli.auto_tune import tuned
+
+        config = tuned(config, args.target, args.tune_workload)
+    elif args.target:
+        raise ConfigError("--target", "is for --auto-tune")
     from orcaserve.serving.endpoint import run_endpoint
 
     return run_endpoint(serving, config)

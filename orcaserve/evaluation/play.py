@@ -25,10 +25,12 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """outcome: as a simulation gives it. iterations: in order."""
+    """outcome: as a simulation gives it. iterations: in order. lateness: of each request, how much later than it should
+    it was handed over, in seconds; its latencies count from when it should."""
 
     outcome: Outcome
     iterations: Sequence[Iteration]
+    lateness: Sequence[float]
 
 
 def play(engine: MeasuredEngine, arrivals: Sequence[Arrival]) -> Played:
@@ -45,7 +47,7 @@ def play(engine: MeasuredEngine, arrivals: Sequence[Arrival]) -> Played:
             time.sleep(wait)  # news wait as well: reading them would take time of the cores that the engine uses
         now, due = log.clock(), todo
         while todo < len(requests) and arrivals[todo].time <= now:
-            log.add(requests[todo].id, arrivals[todo])
+            log.add(requests[todo].id, arrivals[todo], now)
             todo += 1
         engine.submit(requests[due:todo])
     return log.follow(engine)
@@ -64,7 +66,7 @@ def keep_running(
         new = [Arrival(log.clock(), *next(sizes)) for _ in range(most - log.n_live)]
         requests = list(_requests(engine, new))
         for request, arrival in zip(requests, new, strict=True):
-            log.add(request.id, arrival)
+            log.add(request.id, arrival, arrival.time)
         if requests:
             engine.submit(requests)
         log.take(*engine.news())
@@ -85,14 +87,16 @@ class _Log:
         self._clock, self._start = clock, clock()
         self._lives: dict[int, Life] = {}
         self._iterations: list[Iteration] = []
+        self._lateness: list[float] = []
         self._busy_since: float | None = None  # when the iteration before has ended, if there was work left
         self.n_live = 0
 
     def clock(self) -> float:
         return self._clock() - self._start
 
-    def add(self, request_id: int, arrival: Arrival) -> None:
+    def add(self, request_id: int, arrival: Arrival, now: float) -> None:
         self._lives[request_id] = Life(arrival, [])
+        self._lateness.append(now - arrival.time)
         self.n_live += 1
 
     def take(self, now: float, report: IterationReport) -> None:
@@ -120,4 +124,4 @@ class _Log:
         lives = list(self._lives.values())
         seconds = max((life.token_times[-1] for life in lives), default=0.0)
         busy = [sum(iteration.seconds or iteration.worker_seconds for iteration in self._iterations)]
-        return Played(Outcome(lives, len(self._iterations), seconds, busy), self._iterations)
+        return Played(Outcome(lives, len(self._iterations), seconds, busy), self._iterations, self._lateness)

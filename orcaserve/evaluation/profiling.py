@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from orcaserve.evaluation.measured_engine import MeasuredEngine
-from orcaserve.evaluation.play import keep_running
+from orcaserve.evaluation.play import Played, keep_running
 from orcaserve.simulation.profile import Sample
 
 STEP_TOKENS = 1024  # about as many prompt tokens join with an iteration while a cell starts
@@ -36,12 +36,14 @@ def plan(max_bs: int, longest: int, n_slots: int, seconds: float) -> list[Cell]:
 
 
 def _fitted(cell: Cell, longest: int, n_slots: int) -> Cell | None:
-    """With inputs cut to what fits; None if little is left of it."""
+    """With lengths cut to what fits; None if little is left of it."""
+    room = min(longest, n_slots // cell.concurrency)
+    outputs = min(cell.outputs[0], room // 4), min(cell.outputs[1], room // 4)
     low, high = cell.inputs
-    most = min(longest, n_slots // cell.concurrency) - cell.outputs[1]
-    if most < max(low, high // 2):
+    most = min(high, room - outputs[1])
+    if outputs[0] < 1 or most < max(low, high // 2):
         return None
-    return Cell(cell.concurrency, (low, min(high, most)), cell.outputs, cell.seconds)
+    return Cell(cell.concurrency, (low, most), outputs, cell.seconds)
 
 
 def measure(
@@ -55,12 +57,13 @@ def measure(
         on_cell(index, cell)
         step = max(STEP_TOKENS * 2 // sum(cell.inputs), 1)
         played = keep_running(engine, _sizes(rng, cell), cell.concurrency, step, cell.seconds)
-        samples += [
-            Sample(iteration.shape, iteration.seconds)
-            for iteration in played.iterations
-            if iteration.seconds is not None
-        ]
+        samples += samples_of(played)
     return samples
+
+
+def samples_of(played: Played) -> list[Sample]:
+    """Of all iterations that followed another at once."""
+    return [Sample(done.shape, done.seconds) for done in played.iterations if done.seconds is not None]
 
 
 def _sizes(rng: random.Random, cell: Cell) -> Iterator[tuple[int, int]]:

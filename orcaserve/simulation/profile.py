@@ -63,6 +63,11 @@ class ProfiledCost:
     def stage_seconds(self, shape: Shape) -> Sequence[float]:
         return (self.seconds(shape),)
 
+    def times(self, factor: float) -> ProfiledCost:
+        """The cost of a machine that takes so many times as long for everything."""
+        shares = (factor * share for share in (self.per_request, self.per_context, self.per_product))
+        return ProfiledCost(self.knots, tuple(factor * cost for cost in self.at_knots), *shares)
+
     def _of_tokens(self, n: int) -> float:
         return sum(share * self.at_knots[i] for i, share in _shares(self.knots, n))
 
@@ -134,6 +139,15 @@ def fit_cost(samples: Sequence[Sample]) -> ProfiledCost:
     limit = max(OUTLIER * sorted(errors)[len(errors) // 2], 0.02)
     kept = [sample for sample, error in zip(samples, errors, strict=True) if error <= limit]
     return _fit(kept) if MIN_SAMPLES <= len(kept) < len(samples) else first
+
+
+def slowdown(cost: ProfiledCost, samples: Sequence[Sample]) -> float:
+    """How many times as long all iterations took together as their costs say.
+
+    A fit without outliers is of iterations that nothing interrupts. A machine that stops now and then is slower than
+    that by this factor, though no iteration tells which.
+    """
+    return sum(sample.seconds for sample in samples) / sum(cost.seconds(sample.shape) for sample in samples)
 
 
 def fit_errors(cost: ProfiledCost, samples: Sequence[Sample]) -> dict[str, int | float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from http_trace import BOUND_MS, HALVINGS, STEP, Probe, best, parse, search
+from http_trace import BOUND_MS, HALVINGS, STEP, Probe, best, read, search
 
 
 def server(capacity: float) -> list[float]:
@@ -30,9 +30,12 @@ def test_a_server_that_never_keeps_the_bound_ends_the_search() -> None:
         search(lambda rate: Probe(rate, rate, 1000.0, ""), 1.0)
 
 
-def test_the_scripts_line_is_read() -> None:
-    text = "req/s 1.30 tok/s 84 | normalised ms p50 201 p99 930 | ttft ms p50 40 p99 99 | gap p99 1200"
-    probe = parse(2.0, text)
+def test_the_generators_result_is_read() -> None:
+    spread = {"p50": 201.0, "p99": 930.0}
+    found = {"errors": {}, "req_s": 1.3, "normalized_ms": spread, "ttft_ms": spread, "itl_ms": spread,
+             "run": {"prompts": "token ids"}, "generator": {"warning": "late"}}  # fmt: skip
+    probe = read(2.0, found)
     assert (probe.carried, probe.normalised_ms, probe.within) == (1.3, 201.0, False)
-    with pytest.raises(SystemExit, match="something else"):
-        parse(2.0, "Traceback")
+    assert "ttft ms p50 201 p99 930; gap p99 930; token ids; late" in probe.text
+    with pytest.raises(SystemExit, match="HTTP 429"):
+        read(2.0, found | {"errors": {"HTTP 429": 2}, "details": {}})
