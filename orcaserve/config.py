@@ -26,6 +26,7 @@ FIRST_ITERATIONS: tuple[str, ...] = get_args(FirstIteration)
 DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 MIN_SECRET = 16  # characters; a shorter one can be guessed
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
+MIN_PART_BYTES = 64 * 2**10  # of a schedule log
 MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
 PAGE_SIZE = 16  # slots the K/V manager hands out together
 
@@ -197,6 +198,19 @@ def check_open(name: str, host: str, secret: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleLogConfig:
+    """Where the schedule is written, if anywhere: n_files files of part_bytes, the oldest of which goes first."""
+
+    path: Path | None = None
+    part_bytes: int = 64 * 2**20
+    n_files: int = 4
+
+    def __post_init__(self) -> None:
+        _check_at_least("--schedule-log-size", self.part_bytes, MIN_PART_BYTES)
+        _check_at_least("--schedule-log-files", self.n_files, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs."""
 
@@ -205,6 +219,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     nodes: NodesConfig = field(default_factory=NodesConfig)
+    schedule_log: ScheduleLogConfig = field(default_factory=ScheduleLogConfig)
 
     def __post_init__(self) -> None:
         n_nodes, n_workers = self.nodes.n_nodes, self.parallel.n_workers
@@ -231,7 +246,7 @@ class EngineConfig:
     def from_json(cls, text: str) -> EngineConfig:
         """What to_json wrote; checked again."""
         parts = json.loads(text)
-        model, parallel, nodes = parts["model"], parts["parallel"], parts["nodes"]
+        model, parallel, nodes, log = parts["model"], parts["parallel"], parts["nodes"], parts["schedule_log"]
         split, timeline = parallel["layer_split"], parallel["timeline"]
         return cls(
             ModelConfig(**{**model, "path": Path(model["path"])}),
@@ -245,6 +260,7 @@ class EngineConfig:
                 }
             ),
             NodesConfig(**{**nodes, "counts": None if nodes["counts"] is None else tuple(nodes["counts"])}),
+            ScheduleLogConfig(**{**log, "path": None if log["path"] is None else Path(log["path"])}),
         )
 
 

@@ -22,6 +22,8 @@ VERBS = {
     "simulate": "a workload through the scheduler in virtual time, on hardware by its data sheet or a profile",
     "plan": "what a model needs, and the settings that carry the most load within a target",
     "reproduce": "the evaluation of the Orca paper: figures, tables, and a report",
+    "explain": "tell one request's life from a schedule log",
+    "replay": "run a schedule log through the scheduler again, with other settings",
     "doctor": "facts about this machine and installation, for a bug report",
 }
 

@@ -22,6 +22,7 @@ from orcaserve.config import (
     KVConfig,
     ModelConfig,
     ParallelConfig,
+    ScheduleLogConfig,
     SchedulerConfig,
 )
 from orcaserve.core import SamplingParams
@@ -133,6 +134,35 @@ def _add_scheduling_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_schedule_log_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("schedule log")
+    group.add_argument(
+        "--schedule-log",
+        type=Path,
+        metavar="FILE",
+        help="write every iteration as it happens: who ran, and why the next one did not; `orcaserve explain` and "
+        "`orcaserve replay` read it",
+    )
+    group.add_argument(
+        "--schedule-log-size",
+        type=size_in_bytes,
+        default=64 * 2**20,
+        metavar="SIZE",
+        help="size after which FILE is renamed FILE.1, and so on, and a new one is begun (default: 64MiB)",
+    )
+    group.add_argument(
+        "--schedule-log-files", type=int, default=4, metavar="N", help="files that are kept (default: %(default)s)"
+    )
+
+
+def _schedule_log(args: argparse.Namespace) -> ScheduleLogConfig:
+    """Of a verb that has the flags; else none is written."""
+    path: Path | None = getattr(args, "schedule_log", None)
+    if path is None:
+        return ScheduleLogConfig()
+    return ScheduleLogConfig(Path(os.path.abspath(path)), args.schedule_log_size, args.schedule_log_files)
+
+
 def _add_parallel_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "workers",
@@ -218,6 +248,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         ),
         parallel=_parallel_config(args),
         nodes=nodes_config(args),
+        schedule_log=_schedule_log(args),
     )
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orcaserve.checkpoint.locate import locate_model, model_name
+from orcaserve.config import QUANTIZATIONS, EngineConfig, ModelConfig
 from orcaserve.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -33,11 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="factor of how many requests a run has: less is quicker and coarser "
                         "(default: %(default)g)")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: the cores of this machine)")
+    parser.add_argument("--live-seconds", type=float, default=10.0, metavar="SECONDS",
+                        help="live: how long each of its 42 runs takes, or as 12 requests do "
+                        "(default: %(default)g)")  # fmt: skip
+    group = parser.add_argument_group("live")
+    group.add_argument("-m", "--model", metavar="MODEL", help="as for `serve` (default: the default model)")
+    group.add_argument("--quantization", choices=QUANTIZATIONS, default="auto", help="as for `serve`")
+    group.add_argument("-t", "--threads", type=int, metavar="N", help="as for `serve`")
 
 
 def run(args: argparse.Namespace) -> int:
     if not 0.05 <= args.requests <= 100:
         raise ConfigError("--requests", "must be from 0.05 to 100")
+    if not 1 <= args.live_seconds <= 3600:
+        raise ConfigError("--live-seconds", "must be from 1 to 3600")
     if args.jobs is not None and args.jobs < 1:
         raise ConfigError("--jobs", "must be 1 or more")
     from orcaserve.evaluation.paper.anchors import anchors_table, measure_anchors
@@ -93,6 +105,16 @@ def _figure(name: str, n_processes: int, args: argparse.Namespace) -> Figure:
         from orcaserve.evaluation.paper.figure9 import figure_9
 
         return figure_9()
+    if name == "live":
+        from orcaserve.evaluation.paper.live import live_figure
+
+        model = ModelConfig(
+            Path(os.path.abspath(locate_model(args.model))),
+            model_name(args.model),
+            quantization=args.quantization,
+            threads=args.threads,
+        )
+        return live_figure(EngineConfig(model), args.live_seconds, _note)
     from orcaserve.evaluation.paper.figure10 import figure_10, figure_11
 
     return (figure_10 if name == "10" else figure_11)(n_processes, args.requests)

@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from orcaserve.cli.node_options import add_node_arguments
-from orcaserve.cli.options import add_model_arguments, engine_config
+from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config
 from orcaserve.config import ServingConfig
 from orcaserve.core.errors import ConfigError
 
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Several engines behind one address, each with the whole model (in one process, or cut by -pp and -tp): for\n"
         "machines with more cores than one engine can use. Every flag above holds for each: D replicas take D times\n"
         "the memory; without -t and --n-slots they divide the cores, and the memory for keys and values.\n"
-        "With --timeline run.json each writes its own: run-0.json, run-1.json and so on.",
+        "With --timeline run.json each writes its own: run-0.json, run-1.json and so on; --schedule-log likewise.",
     )
     group.add_argument(
         "-dp",
@@ -48,6 +48,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="replicas; a request goes to the one whose unfinished requests may need the least K/V memory (prompt + "
         "max_tokens), and is served there in order of arrival (default: %(default)s)",
     )
+    group = parser.add_argument_group(
+        "auto-tune",
+        "Start with the --max-num-seqs and --n-slots that `orcaserve plan` finds with the profile of this machine,\n"
+        "which `orcaserve profile` measures once.",
+    )
+    group.add_argument("--auto-tune", action="store_true", help="ask the planner, which takes some seconds")
+    group.add_argument("--target", action="append", metavar="TARGET",
+                       help="what to keep, such as p50_normalized<=190ms, p99_itl<=80ms, ttft_p99<=2s")  # fmt: skip
+    group.add_argument("--tune-workload", default="paper", metavar="NAME",
+                       help="what comes: paper, azure-conv, azure-code, homogeneous:IN:OUT or FILE.csv; lengths are "
+                       "cut to the context (default: %(default)s)")  # fmt: skip
     group = parser.add_argument_group("recovery")
     group.add_argument(
         "--engine-timeout",
@@ -57,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an engine that gives no sign of life for so long is taken for hung, and replaced; requests go on in the "
         "new one, as after a crash (default: %(default)g)",
     )
+    add_schedule_log_arguments(parser)
     group = parser.add_argument_group("log")
     group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
@@ -81,6 +93,12 @@ def run(args: argparse.Namespace) -> int:
         return run_node(args, args.listen_workers, args.model or args.model_flag, JOIN_TIMEOUT)
     config = engine_config(args)
     config = replace(config, parallel=replace(config.parallel, data_parallel_size=args.data_parallel_size))
+    if args.auto_tune:
+        from orcaserve.cli.auto_tune import tuned
+
+        config = tuned(config, args.target, args.tune_workload)
+    elif args.target:
+        raise ConfigError("--target", "is for --auto-tune")
     from orcaserve.serving.endpoint import run_endpoint
 
     return run_endpoint(serving, config)

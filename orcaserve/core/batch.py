@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from orcaserve.core.request import Phase
 from orcaserve.core.sampling_params import SamplingParams
 
+_INITIATION = Phase.INITIATION  # at hand: looking a member up in its class takes Python 3.11 as long as a call
+
 
 @dataclass(slots=True)
 class BatchEntry:
@@ -38,7 +40,7 @@ class BatchEntry:
     n_to_come: int = 0
 
     def __post_init__(self) -> None:
-        assert (self.params is not None) == (self.phase is Phase.INITIATION and not self.n_to_come)
+        assert (self.params is not None) == (self.phase is _INITIATION and not self.n_to_come)
         n = len(self.tokens)
         assert n and self.position + n > self.n_output
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from orcaserve.config import EngineConfig, SchedulerConfig
+from orcaserve.config import EngineConfig, ScheduleLogConfig, SchedulerConfig
 from orcaserve.core import (
     ConfigError,
     Engine,
@@ -23,6 +23,9 @@ from orcaserve.core import (
 from orcaserve.core.admission import check_output, check_request
 from orcaserve.engine.local import WORKER, LocalEngine
 from orcaserve.engine.master import EngineMaster
+from orcaserve.schedule_log.format import Settings
+from orcaserve.schedule_log.recorder import ScheduleRecorder
+from orcaserve.schedule_log.rotating_file import RotatingFile
 from orcaserve.scheduler.loop import IterationLoop
 from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
 from orcaserve.scheduler.scheduler import Scheduler
@@ -48,16 +51,19 @@ class EngineHost:
         report: Report,
         on_failure: Callable[[str], None] = lambda message: None,
         settings: SchedulerConfig | None = None,
+        log: ScheduleLogConfig | None = None,
     ) -> None:
-        """Raises ConfigError if the policy could run nothing at all."""
-        policy = _policy(settings or SchedulerConfig(), facts)
+        """Raises ConfigError if the policy could run nothing at all, or the schedule log cannot be made."""
+        settings = settings or SchedulerConfig()
+        policy = _policy(settings, facts, engine.n_workers)
+        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy)
+        self._record = _recorder(log, settings, facts, scheduler, page_size)
         self.facts = facts
         self._engine = engine
         self._report = report
         self._on_failure = on_failure
         self._status = EngineStatus()
-        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy)
-        self._loop = IterationLoop(scheduler, engine, self._publish)
+        self._loop = IterationLoop(scheduler, engine, self._publish, record=self._record)
         self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
 
@@ -89,7 +95,7 @@ class EngineHost:
         cls, engine: Engine, facts: EngineFacts, config: EngineConfig, report: Report, on_failure: Callable[[str], None]
     ) -> EngineHost:
         try:
-            return cls(engine, facts, config.kv.page_size, report, on_failure, config.scheduler)
+            return cls(engine, facts, config.kv.page_size, report, on_failure, config.scheduler, config.schedule_log)
         except ConfigError:
             engine.close()
             raise
@@ -128,6 +134,8 @@ class EngineHost:
         for_good: no engine follows, so machines that joined need not wait for it.
         """
         self._engine.kill(for_good)
+        if self._record is not None:
+            self._record.close()
 
     def _check(self, request: Request) -> None:
         """What the endpoint has checked already, once more: nothing past this point may fail for a request's sake."""
@@ -148,11 +156,11 @@ class EngineHost:
             self._on_failure(str(error))
 
 
-def _policy(settings: SchedulerConfig, facts: EngineFacts) -> SchedulingPolicy:
+def _policy(settings: SchedulerConfig, facts: EngineFacts, n_workers: int) -> SchedulingPolicy:
     """Raises ConfigError if it would refuse even the smallest request."""
     shortest_first = settings.first_iteration != "whole"
     policy = make_policy(
-        settings.policy, PolicySettings(facts.n_workers, facts.context_length, settings.microbatch_size, shortest_first)
+        settings.policy, PolicySettings(n_workers, facts.context_length, settings.microbatch_size, shortest_first)
     )
     n_least = policy.most(Request(0, [0], SamplingParams(max_tokens=1)))
     if n_least > facts.n_slots:
@@ -162,3 +170,23 @@ def _policy(settings: SchedulerConfig, facts: EngineFacts) -> SchedulingPolicy:
             "give more --n-slots, or a smaller --max-model-len",
         )
     return policy
+
+
+def _recorder(
+    log: ScheduleLogConfig | None, settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler, page_size: int
+) -> ScheduleRecorder | None:
+    """Raises ConfigError if the file cannot be made."""
+    if log is None or log.path is None:
+        return None
+    made_of = Settings(
+        policy=settings.policy,
+        max_bs=scheduler.max_bs,
+        n_slots=facts.n_slots,
+        page_size=page_size,
+        n_workers=scheduler.n_workers,
+        longest=facts.context_length,
+        microbatch_size=settings.microbatch_size,
+        shortest_first=settings.first_iteration != "whole",
+        model=facts.model_name,
+    )
+    return ScheduleRecorder(made_of, RotatingFile(log.path, log.n_files), log.part_bytes)

@@ -22,6 +22,7 @@ from orcaserve.core import (
     Request,
 )
 from orcaserve.core.errors import ENGINE_LOST
+from orcaserve.scheduler.recorder import NoRecord, Recorder
 from orcaserve.scheduler.scheduler import Scheduler
 
 
@@ -49,7 +50,7 @@ class IterationLoop:
 
     report: called on the loop's thread once a turn that has news, after the next batches are under way; while it runs
     past their end, the engine idles. If it raises, the loop ends as if the engine had failed: what was in it is lost.
-    clock: seconds, never going back.
+    clock: seconds, never going back. record: who keeps the schedule.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class IterationLoop:
         engine: Engine,
         report: Callable[[IterationReport], None],
         clock: Callable[[], float] = time.monotonic,
+        record: Recorder | None = None,
     ) -> None:
         assert scheduler.n_workers <= engine.n_workers
         self._scheduler = scheduler
         self._engine = engine
         self._report = report
         self._clock = clock
+        self._record = record or NoRecord()
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._door = threading.Lock()  # orders `submit` against the end of `run`, so that no request falls between
         self._open = True
@@ -102,6 +105,7 @@ class IterationLoop:
             while self._take_news():
                 self._submit_batches()
                 self._publish()
+                self._record.turn_over(self._clock())
             self._end_all(None)
         except EngineError:
             self._give_up()
@@ -129,18 +133,24 @@ class IterationLoop:
     def _take(self, message: _Arrivals | _Cancels | EngineEvent) -> None:
         match message:
             case IterationResult():
-                self._news += self._scheduler.complete(message)
+                news = self._scheduler.complete(message)
+                self._record.returned(message, news, self._clock())
+                self._news += news
                 self._iteration_seconds = message.seconds
                 self._returned = True
             case _Arrivals(requests, arrival):
                 for request in requests:
                     try:
                         self._scheduler.add(request, arrival)
+                        self._record.arrived(request, arrival)
                     except (CannotFit, ValueError) as refusal:
+                        self._record.refused(request, arrival, str(refusal))
                         self._news.append(Progress(request.id, None, FinishReason.ERROR, str(refusal)))
             case _Cancels(request_ids):
                 for request_id in request_ids:
-                    self._news += self._scheduler.cancel(request_id)
+                    news = self._scheduler.cancel(request_id)
+                    self._record.cancelled(request_id, self._clock(), news)
+                    self._news += news
             case EngineFailure():
                 raise EngineError(message.message)
 
@@ -153,6 +163,8 @@ class IterationLoop:
             if batch is None:
                 return
             self._engine.submit(batch)
+            scheduler = self._scheduler
+            self._record.handed_out(batch, scheduler.selection, scheduler.n_reserved, scheduler.n_used, started)
 
     def _publish(self) -> None:
         """Report what happened in this turn, if anything did."""
@@ -170,7 +182,9 @@ class IterationLoop:
         """Close the door and end whatever came through it: with ERROR and the message, or CANCELLED if it is None."""
         with self._door:
             self._open = False
-        self._news += self._scheduler.abort(message)
+        ended = self._scheduler.abort(message)
+        self._record.ended(ended, self._clock())
+        self._news += ended
         reason = FinishReason.CANCELLED if message is None else FinishReason.ERROR
         while not self._inbox.empty():  # nothing that matters is added any more
             left_over = self._inbox.get()

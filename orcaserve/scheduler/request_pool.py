@@ -44,6 +44,7 @@ class RequestPool:
 
     def ready(self) -> Iterator[Request]:
         """Requests that are not in a batch in flight, earliest first. Lazy: costs only what the caller looks at."""
+        running = RequestState.RUNNING
         for request in self._requests.values():
-            if request.state is not RequestState.RUNNING:
+            if request.state is not running:
                 yield request

@@ -17,9 +17,13 @@ from orcaserve.core import (
     Request,
     RequestState,
 )
-from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy
+from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy, Selection
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
+
+# Looking a member up in its class takes Python 3.11 as long as a call, and this is done for every request of a batch.
+_INCREMENT, _FEEDING, _RUNNING = RequestState.INCREMENT, RequestState.FEEDING, RequestState.RUNNING
+_INCREMENT_PHASE = Phase.INCREMENT
 
 
 class Scheduler:
@@ -58,11 +62,22 @@ class Scheduler:
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
         self._n_preempted = self._n_recomputed = 0
+        self.selection = Selection([])  # of the batch that was handed out last
 
     @property
     def n_scheduled(self) -> int:
         """Batches in flight."""
         return len(self._in_flight)
+
+    @property
+    def n_reserved(self) -> int:
+        """Slots set aside."""
+        return self._ledger.n_reserved
+
+    @property
+    def n_used(self) -> int:
+        """Slots that hold a token."""
+        return self._ledger.n_used
 
     def add(self, request: Request, now: float) -> None:
         """Take a new request into the pool as the latest arrival. `now`: seconds, on any clock that does not go back.
@@ -106,11 +121,12 @@ class Scheduler:
             self._preempt(request)
         if not selection.requests:
             return None
+        self.selection = selection
         self._n_batches += 1
         batch = Batch(self._n_batches, tuple(map(self._entry, selection.requests)), tuple(self._drops))
         self._drops.clear()
         for request in selection.requests:
-            request.state = RequestState.RUNNING
+            request.state = _RUNNING
         self._in_flight.append(batch)
         return batch
 
@@ -121,11 +137,12 @@ class Scheduler:
         workers drop old K/V before its new owner writes. Raises EngineError if the result is not the oldest batch's.
         """
         batch = self._take_oldest(result)
+        pool, fill = self._pool, self._ledger.fill
         failures, news = result.failures, []
         for entry, token in zip(batch.entries, result.tokens, strict=True):
-            request = self._pool[entry.request_id]
-            self._ledger.fill(request.id, len(entry.tokens))
-            request.state = RequestState.FEEDING if entry.n_to_come else RequestState.INCREMENT
+            request = pool[entry.request_id]
+            fill(entry.request_id, len(entry.tokens))
+            request.state = _FEEDING if entry.n_to_come else _INCREMENT
             if request.ending is not None:
                 continue
             if request.cancelled:
@@ -199,9 +216,9 @@ class Scheduler:
 
     def _entry(self, request: Request) -> BatchEntry:
         """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
-        if request.state is RequestState.INCREMENT:
+        if request.state is _INCREMENT:
             newest = request.output[-1] if request.output else request.input_ids[-1]  # none: it is only computed on
-            return BatchEntry(request.id, Phase.INCREMENT, (newest,), self._ledger.used_by(request.id))
+            return BatchEntry(request.id, _INCREMENT_PHASE, (newest,), self._ledger.used_by(request.id))
         tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
         position = self._ledger.used_by(request.id)
         n_left = len(tokens) - position

@@ -121,10 +121,12 @@ class Replicas:
 
     def _start_another(self, engine: EngineConfig) -> Supervisor:
         number = len(self._replicas)
-        timeline = engine.parallel.timeline
+        timeline, log = engine.parallel.timeline, engine.schedule_log
         if timeline is not None:
             own = timeline.with_stem(f"{timeline.stem}-{number}")
             engine = replace(engine, parallel=replace(engine.parallel, timeline=own))
+        if log.path is not None:
+            engine = replace(engine, schedule_log=replace(log, path=log.path.with_stem(f"{log.path.stem}-{number}")))
         replica = Supervisor(self._serving, engine, f"replica {number}")
         replica.start()
         replica.on_waiting = lambda: self.on_waiting()

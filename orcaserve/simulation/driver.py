@@ -89,14 +89,15 @@ class Driver:
 
     def _complete(self, batch: Batch, now: float) -> None:
         tokens = self._tokens(batch) if self._last_position else [0] * len(batch.entries)
-        lives = self._lives
+        lives, n_ended = self._lives, 0
         for news in self._scheduler.complete(IterationResult(batch.iteration, tokens)):
             if news.token is not None:
                 lives[news.request_id].token_times.append(now)
             if news.finish_reason is not None:
                 assert news.error is None, news.error
                 self._last_position.pop(news.request_id, None)
-                self._n_ended += 1
+                n_ended += 1
+        self._n_ended += n_ended
 
     def _tokens(self, batch: Batch) -> list[int]:
         """What the model says: STOP for a request whose last token index this iteration reaches, else 0."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -33,17 +34,17 @@ class Anchors:
         return {name: getattr(self, name) for name in published.BANDS}
 
 
-def measure_anchors(n_processes: int, n_requests: float = 1.0) -> Anchors:
-    """n_requests: factor of how many requests a run has; less is quicker, and coarser."""
+def measure_anchors(n_processes: int, n_requests: float = 1.0, seeds: Sequence[int] = SEEDS) -> Anchors:
+    """n_requests: factor of how many requests a run has; less is quicker, and coarser. seeds: of the traces."""
     ft_load, orca_load = Load(round(FT_REQUESTS * n_requests)), Load(round(ORCA_REQUESTS * n_requests))
     per_token = milliseconds("175b", "orca", 128, 32)
     assert per_token is not None
     peaks = each(capacity, [Task("101b", system, ft_load) for system in FT_SYSTEMS], n_processes)
     ft_peak = max(peaks)
     tasks = [Task("175b", System(32), orca_load), *[Task("175b", system, ft_load) for system in FT_SYSTEMS]]
-    searches = [Search(task, seed, published.TARGET_MS) for task in tasks for seed in SEEDS]
+    searches = [Search(task, seed, published.TARGET_MS) for task in tasks for seed in seeds]
     found = list(each(most_within, searches, n_processes))
-    n = len(SEEDS)
+    n = len(seeds)
     orca, *fts = [fmean(found[at : at + n]) for at in range(0, len(found), n)]
     return Anchors(per_token / N_OUTPUT, ft_peak, max(fts), orca)
 

@@ -16,7 +16,7 @@ class Table:
 
     def text(self) -> str:
         """For a terminal: columns of one width, the first one left, numbers right."""
-        lines = [self.heading, *self.rows]
+        lines = [self.heading, *self.rows] if any(self.heading) else self.rows
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.heading))]
         shown = [
             "  ".join([line[0].ljust(widths[0]), *[c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True)]])

@@ -42,7 +42,7 @@ def figure_11(n_processes: int, n_requests: float = 1.0) -> Figure:
     for n_input, n_output in ALIKE:
         # Requests of 256 tokens take eight times as many iterations as those of 32.
         load = Load(round(REQUESTS * n_requests * min(1, 64 / n_output)), (n_input, n_output))
-        tasks += [Task("175b", system, load) for system in (System(1, 1), System(8, 8), System(32, 32), *ORCA_SYSTEMS)]
+        tasks += [Task("175b", system, load) for system in (System(1, 1), System(8, 8), System(16, 8), *ORCA_SYSTEMS)]
     curves = list(each(curve, tasks, n_processes))
     panels = [
         (f"175B, {sizes[0]} tokens in, {sizes[1]} out", [c for c in curves if c.task.load.sizes == sizes])

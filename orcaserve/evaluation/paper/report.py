@@ -99,9 +99,11 @@ def factor_tables() -> list[Table]:
         ["   for so many requests at most", str(ORCA_ENGINE.split_most)],
         ["to the next stage, beside the bytes", f"{ORCA_ENGINE.send_seconds * 1e6:.0f} µs"],
     ]
+    both = (ORCA, FASTER_TRANSFORMER)
     differ = [
-        [name.replace("_", " "), _shown(getattr(ORCA, name)), _shown(getattr(FASTER_TRANSFORMER, name))]
-        for name in ("overhead", "split_seconds", "padded")
+        ["factor of all times", *[f"{one.overhead:g}" for one in both]],
+        ["attention of each further request", *[f"{one.split_seconds * 1e6:g} µs" for one in both]],
+        ["pads to the longest of a batch", *["yes" if one.padded else "no" for one in both]],
     ]
     by_tokens = [[f"{tokens:,.0f}", f"{share:.0%}"] for tokens, share in ORCA_ENGINE.efficiency]
     by_bytes = [[f"{size / 1e6:g} MB", f"{seconds * 1e3:.3f} ms"] for size, seconds in ORCA_ENGINE.all_reduce]
@@ -118,12 +120,6 @@ def _other(factors: Factors) -> Mapping[str, object]:
     """Where they differ from the shared ones."""
     shared = asdict(ORCA_ENGINE)
     return {name: value for name, value in asdict(factors).items() if value != shared[name]}
-
-
-def _shown(value: object) -> str:
-    return (
-        "yes" if value is True else "no" if value is False else f"{value:g}" if isinstance(value, float) else str(value)
-    )
 
 
 def _section(figure: Figure) -> str:

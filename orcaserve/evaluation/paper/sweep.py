@@ -10,7 +10,19 @@ from orcaserve.evaluation.paper.systems import System
 from orcaserve.simulation.outcome import Summary
 from orcaserve.workload import Arrival, homogeneous_trace, paper_trace
 
-SHARES = (0.1, 0.3, 0.5, 0.7, 0.8, 0.87, 0.93, 0.97, 1.0, 1.04)  # loads, as shares of the most that can be carried
+SHARES = (
+    0.1,
+    0.3,
+    0.5,
+    0.7,
+    0.8,
+    0.87,
+    0.93,
+    0.97,
+    1.0,
+    1.06,
+    1.15,
+)  # loads, as shares of the most that can be carried
 MUCH = 1e6  # requests/s: all at once
 LOWEST_SHARE, HIGHEST_SHARE, STEPS = 0.1, 1.1, 6  # of the search; the first two of what can be carried
 

@@ -69,7 +69,7 @@ def draw_chart(chart: Chart) -> Drawing:
     for level in chart.levels:
         at = y.at(level.y)
         sheet.add(Line([(LEFT, at), (right, at)], FAINT, 1, dashed=True))
-        sheet.add(Text(right - 4, at - 5, level.label, 11, "end", FAINT))
+        sheet.add(Text(LEFT + 0.4 * (right - LEFT), at - 5, level.label, 11, "middle", FAINT))
     for series in chart.series:
         _draw_series(sheet, series, x, y)
     if chart.legend:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, log
 
 from orcaserve.evaluation.pictures.chart import COLOURS, Axis, Chart, Level, Series, draw_chart
 from orcaserve.evaluation.pictures.drawing import Drawing
@@ -100,7 +100,7 @@ class Plan:
             f"  n_slots          {best.n_slots:,}   (--n-slots {best.n_slots})",
             f"  carries          {best.load:.3g} req/s a replica, at {best.most.of_bound:.0%} of the bound"
             if best.most else "",
-            f"  breaks at        {best.breaks.rate:.3g} req/s" if best.breaks else "  breaks at        what it can carry at most",
+            "  breaks at        " + (f"{best.breaks.rate:.3g} req/s" if best.breaks else "what it can carry at most"),
             f"  at most          {best.capacity:.3g} req/s, whatever the latency",
             f"  what binds       {_LIMITS[self.limit]}",
         ]  # fmt: skip
@@ -114,9 +114,14 @@ class Plan:
         )
         return "\n".join(lines)
 
+    def _drawn(self) -> list[Carried]:
+        """The best one and those around it, as many as can be told apart."""
+        assert self.best is not None
+        near = sorted(self.tried, key=lambda one: abs(log(one.max_bs / self.best.max_bs)) if self.best else 0.0)
+        return sorted(near[: len(COLOURS)], key=lambda one: one.max_bs)
+
     def picture(self) -> Drawing:
         """How near each setting comes to the bound, by load."""
-        loaded = [one for one in self.tried if len(one.tries) > 1]
         series = [
             Series(
                 f"max_bs {one.max_bs}",
@@ -124,7 +129,7 @@ class Plan:
                 COLOURS[i % len(COLOURS)],
                 dashed=one.max_bs != (self.best.max_bs if self.best else 0),
             )
-            for i, one in enumerate(loaded)
+            for i, one in enumerate(self._drawn())
         ]
         goals = " and ".join(map(str, self.targets))
         return draw_chart(
@@ -163,8 +168,10 @@ def make_plan(
     best, tried = search.best()
     limit = TARGET
     if best.most is not None:
-        more = search.carried(best.max_bs, engine.n_slots * 4)
-        limit = SLOTS if more.load > best.load * 1.05 else SPEED
+        batches = {best.max_bs, min(best.max_bs * 4, engine.largest_batch)}
+        more = max(search.carried(max_bs, engine.n_slots * 4).load for max_bs in batches)
+        limit = SLOTS if more > best.load * 1.05 else SPEED
+    tried = [search.drawn(one) if one.max_bs == best.max_bs else one for one in tried]
     return Plan(engine, workload, targets, best, tried, limit, wanted)
 
 

@@ -18,6 +18,7 @@ BATCHES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256)
 MUCH = 1e6  # requests/s: all at once
 LOWEST = 0.02  # of what can be carried: the load under which a target that is missed cannot be met at all
 STEPS = 6
+DRAWN = (0.2, 0.4, 0.6, 0.75, 0.87, 0.95, 1.05)  # loads of a picture, as shares of the capacity
 LEAST_BATCHES = 8  # requests of a run, as a multiple of max_bs
 AS_GOOD = 0.99  # of the most load: what counts as no loss
 FEWER = 0.75  # n_slots, from one try to the next
@@ -126,6 +127,12 @@ class Search:
         if not high.misses:
             return Carried(max_bs, n_slots, high, None, capacity, tries)
         return Carried(max_bs, n_slots, low, high, capacity, tries)
+
+    def drawn(self, carried: Carried) -> Carried:
+        """With tries all along the load, for a picture."""
+        rates = [share * carried.capacity for share in DRAWN]
+        more = [self._run(carried.max_bs, carried.n_slots, rate) for rate in rates]
+        return replace(carried, tries=sorted([*carried.tries, *more], key=lambda one: one.rate))
 
     def _fewest_slots(self, best: Carried) -> Carried:
         """With as few slots as lose no load."""

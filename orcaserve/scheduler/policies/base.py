@@ -16,11 +16,11 @@ from orcaserve.scheduler.slot_ledger import SlotLedger
 class Stop(Enum):
     """Why nobody else is in the batch."""
 
-    NOBODY_WAITS = "nobody waits"  # all requests are in it, or in others that are in flight
-    BATCH_FULL = "batch full"
-    SLOTS_LACK = "slots lacking"
-    OTHER_CELL = "other cell"  # those who wait need another computation
-    BATCH_FIXED = "batch fixed"  # they wait for the end of the whole batch
+    NOBODY_WAITS = "none"  # all requests are in it, or in others that are in flight
+    BATCH_FULL = "full"
+    SLOTS_LACK = "slots"
+    OTHER_CELL = "cell"  # those who wait need another computation
+    BATCH_FIXED = "fixed"  # they wait for the end of the whole batch
 
 
 @dataclass(slots=True)

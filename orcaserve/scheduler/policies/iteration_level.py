@@ -23,10 +23,11 @@ class IterationLevelFCFS(SchedulingPolicy):
 
     def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> Selection:
         batch: list[Request] = []
+        initiation = RequestState.INITIATION
         for request in pool.ready():
             if len(batch) == max_bs:
                 return Selection(batch, Stop.BATCH_FULL)
-            if request.state is RequestState.INITIATION:
+            if request.state is initiation:
                 n = self.reservation(request)
                 if not ledger.fits(n):  # never skip: a smaller, later request would overtake this one
                     return Selection(batch, Stop.SLOTS_LACK, ledger.lacking(n))

@@ -1,0 +1,188 @@
+"""What stands in a schedule log. JSON, one line each; the first line is the header, all others are lists.
+
+    {"kind":"orcaserve-schedule","version":1,"run":"...","part":1,"start":1796083200.1,"settings":{...}}
+    ["a", t, id, input, asked, carried, may_stop]        a request has arrived; from `carried` on 0 may be left out
+    ["x", t, id, why]                                    it was refused
+    ["c", t, id, ends]                                   a client has left
+    ["b", t, n, increments, initiations, reserved, used, stop, lacking, preempted]      batch n goes to the engine
+    ["r", t, n, took, ends, failing]                     batch n is back
+    ["z", t, ends]                                       the engine has ended
+
+t: microseconds since the run's `start` (seconds of the wall clock). took: microseconds of the device.
+increments: request ids in order of arrival, as runs: "3-9 12"; "=" is everybody of the batch that returned last but
+those who ended with it. initiations: [id, tokens], or [id, tokens, to come] for a piece of one.
+reserved, used: slots once the batch was chosen. stop: why nobody else is in it, a value of Stop; lacking: slots that
+the next one would have needed. preempted: ids. ends: [id, why, output tokens].
+Whatever is 0 or empty at the end of a line is left out. Lines stand in the order in which the scheduler was asked,
+which is what a replay repeats; only the time of "a" may lie before that of the line above.
+
+A further part of a run begins with a header too, which says how things stood: "live": [[id, input, asked, carried,
+may_stop, output tokens], ...]; "in_flight": [[n, ids], ...]; "last": what "=" means.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from orcaserve.core import FinishReason
+from orcaserve.scheduler.policies import Stop
+
+KIND, VERSION = "orcaserve-schedule", 1
+SAME = "="
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the scheduler was made of, and the model's name."""
+
+    policy: str
+    max_bs: int
+    n_slots: int
+    page_size: int
+    n_workers: int
+    longest: int
+    microbatch_size: int | None = None
+    shortest_first: bool = True
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A request by its sizes. asked: the most tokens that it may generate; carried: of those, put out before this run.
+
+    may_stop: something may end it earlier.
+    """
+
+    id: int
+    n_input: int
+    asked: int
+    carried: int = 0
+    may_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """n_output: all of its output tokens, those carried included."""
+
+    id: int
+    why: FinishReason
+    n_output: int
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    time: float
+    request: Known
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    time: float
+    id: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    time: float
+    id: int
+    ends: Sequence[End] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """An initiation, or a part of one: input tokens, and how many later iterations bring."""
+
+    id: int
+    n_tokens: int
+    n_to_come: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOut:
+    """ids: all requests of the batch, in order of arrival; initiations: those of them that are no increments."""
+
+    time: float
+    number: int
+    ids: Sequence[int]
+    initiations: Sequence[Piece]
+    n_reserved: int
+    n_used: int
+    stop: Stop
+    n_lacking: int = 0
+    preempted: Sequence[int] = ()
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.ids) - len(self.initiations) + sum(piece.n_tokens for piece in self.initiations)
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """took: seconds of the device. failing: ids whose token meant nothing."""
+
+    time: float
+    number: int
+    took: float
+    ends: Sequence[End] = ()
+    failing: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    time: float
+    ends: Sequence[End] = ()
+
+
+Event = Arrived | Refused | Cancelled | HandedOut | Returned | Over
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A run, as far as it was kept. Times of events: seconds since `start`, which is seconds of the wall clock.
+
+    live: who was there already when the oldest part that was kept begins, with their output tokens then.
+    whole: it begins with the run. cut: the last line is incomplete, and left out.
+    """
+
+    name: str
+    start: float
+    settings: Settings
+    events: Sequence[Event]
+    live: Sequence[tuple[Known, int]] = ()
+    whole: bool = True
+    cut: bool = False
+
+
+def as_runs(ids: Iterable[int]) -> str:
+    """[3, 4, 5, 9] -> "3-5 9"."""
+    parts: list[str] = []
+    first = last = -2
+    for i in ids:
+        if i == last + 1:
+            last = i
+            continue
+        if first >= 0:
+            parts.append(str(first) if first == last else f"{first}-{last}")
+        first = last = i
+    if first >= 0:
+        parts.append(str(first) if first == last else f"{first}-{last}")
+    return " ".join(parts)
+
+
+def from_runs(text: str) -> list[int]:
+    """Raises ValueError."""
+    ids: list[int] = []
+    for part in text.split():
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(part)
+        low, high = int(first), int(last or first)
+        if high < low or high - low > MOST_IN_A_RUN:
+            raise ValueError(part)
+        ids.extend(range(low, high + 1))
+    return ids
+
+
+MOST_IN_A_RUN = 1_000_000  # a damaged line must not fill the memory

@@ -1,0 +1,296 @@
+"""Reading a schedule log: its parts as one run, every line checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from orcaserve.core import ConfigError, FinishReason
+from orcaserve.schedule_log.format import (
+    KIND,
+    SAME,
+    VERSION,
+    Arrived,
+    Cancelled,
+    End,
+    Event,
+    HandedOut,
+    Known,
+    Log,
+    Over,
+    Piece,
+    Refused,
+    Returned,
+    Settings,
+    from_runs,
+)
+from orcaserve.schedule_log.rotating_file import part_path
+from orcaserve.scheduler.policies import POLICIES, Stop
+
+MOST_PARTS = 1000
+
+_T = TypeVar("_T")
+
+
+def read_log(path: Path) -> Log:
+    """The run that `path` belongs to, with all older parts beside it. Raises ConfigError naming file, line and field;
+    OSError if it cannot be read."""
+    parts = [_Part(path)]
+    while parts[0].number > 1 and len(parts) < MOST_PARTS:
+        older = part_path(path, len(parts))
+        if not older.exists() or not (part := _Part(older)).precedes(parts[0]):
+            break
+        parts.insert(0, part)
+    first = parts[0]
+    state = _State(first)
+    events: list[Event] = []
+    for part in parts:
+        events += part.events(state)
+        if part.cut and part is not parts[-1]:
+            raise ConfigError(str(part.path), f"line {part.n_lines}: is cut short, and another part follows")
+    live = tuple((_known(first, 1, row[:5]), row[5]) for row in first.live)
+    return Log(path.name, first.start, first.settings, events, live, first.number == 1, parts[-1].cut)
+
+
+class _Part:
+    """One file. cut: its last line has no end; it is left out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        text = path.read_bytes()
+        self._lines = text.split(b"\n")
+        last = self._lines.pop()
+        self.cut, self.n_lines = bool(last), len(self._lines) + bool(last)
+        if not self._lines:
+            raise ConfigError(str(path), "line 1: is no header: the file is empty or cut short")
+        header = self.json(1, self._lines[0])
+        if not isinstance(header, dict) or header.get("kind") != KIND:
+            raise self.error(1, "kind", f"is not {KIND!r}: this is no schedule log")
+        if header.get("version") != VERSION:
+            raise self.error(1, "version", f"is {header.get('version')!r}, and this reads {VERSION}")
+        self.run = str(header.get("run"))
+        self.number = self.whole(1, "part", header.get("part"), least=1)
+        start = header.get("start")
+        if isinstance(start, bool) or not isinstance(start, int | float):
+            raise self.error(1, "start", "must be seconds of the wall clock")
+        self.start = float(start)
+        self.settings = self._settings(header.get("settings"))
+        self.live = self._rows(header.get("live", []), "live", 6)
+        self.in_flight = header.get("in_flight", [])
+        self.last = header.get("last", [])
+
+    def precedes(self, other: _Part) -> bool:
+        return self.run == other.run and self.number + 1 == other.number
+
+    def events(self, state: _State) -> Iterator[Event]:
+        for number, line in enumerate(self._lines[1:], 2):
+            fields = self.json(number, line)
+            if not isinstance(fields, list) or not fields or fields[0] not in _READERS:
+                raise self.error(number, "field 1", f"must be one of {', '.join(_READERS)}")
+            yield _READERS[fields[0]](_Line(self, number, fields), state)
+
+    def json(self, number: int, line: bytes) -> Any:
+        try:
+            return json.loads(line)
+        except ValueError as error:
+            raise ConfigError(str(self.path), f"line {number}: is not JSON: {error}") from error
+
+    def error(self, line: int, name: str, what: str) -> ConfigError:
+        return ConfigError(str(self.path), f"line {line}: {name} {what}")
+
+    def whole(self, line: int, name: str, value: object, least: int = 0) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(line, name, f"must be a whole number, {least} or more")
+        return value
+
+    def _settings(self, found: object) -> Settings:
+        if not isinstance(found, dict):
+            raise self.error(1, "settings", "must be an object")
+        if found.get("policy") not in POLICIES:
+            raise self.error(1, "settings.policy", f"must be one of {', '.join(POLICIES)}")
+        sizes = {
+            name: self.whole(1, f"settings.{name}", found.get(name), 1)
+            for name in ("max_bs", "n_slots", "page_size", "n_workers", "longest")
+        }
+        size = found.get("microbatch_size")
+        if size is not None:
+            size = self.whole(1, "settings.microbatch_size", size, 1)
+        shortest_first = found.get("shortest_first", True)
+        if not isinstance(shortest_first, bool):
+            raise self.error(1, "settings.shortest_first", "must be true or false")
+        model = str(found.get("model", ""))
+        return Settings(found["policy"], **sizes, microbatch_size=size, shortest_first=shortest_first, model=model)
+
+    def _rows(self, value: object, name: str, width: int) -> list[list[int]]:
+        if not isinstance(value, list):
+            raise self.error(1, name, "must be a list")
+        for row in value:
+            if not isinstance(row, list) or len(row) != width or not all(type(n) is int and n >= 0 for n in row):
+                raise self.error(1, name, f"must hold lists of {width} whole numbers")
+        return value
+
+
+class _State:
+    """What a line is checked against, and what it leaves out."""
+
+    def __init__(self, first: _Part) -> None:
+        self.live = {row[0] for row in first.live}
+        self.in_flight: dict[int, Sequence[int]] = dict(first.in_flight)
+        self.last: Sequence[int] = first.last
+        self.n_batches: int | None = None  # not known where a run does not begin
+
+    def end(self, ends: Sequence[End]) -> None:
+        self.live.difference_update(end.id for end in ends)
+
+
+class _Line:
+    """The fields of one line, from 1; what is left out at its end is 0 or empty."""
+
+    def __init__(self, part: _Part, number: int, fields: list[Any]) -> None:
+        self._part, self._number, self._fields = part, number, fields
+
+    def error(self, field: int, name: str, what: str) -> ConfigError:
+        return self._part.error(self._number, f"field {field} ({name})", what)
+
+    def get(self, field: int, default: object = None) -> Any:
+        return self._fields[field - 1] if len(self._fields) >= field else default
+
+    def whole(self, field: int, name: str, least: int = 0, default: object = None) -> int:
+        value = self.get(field, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.error(field, name, f"must be a whole number, {least} or more")
+        return value
+
+    def time(self) -> float:
+        value = self.get(2)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(2, "time", "must be microseconds since the start")
+        return value / 1e6
+
+    def live(self, field: int, name: str, request_id: object, state: _State) -> int:
+        if type(request_id) is not int or request_id not in state.live:
+            raise self.error(field, name, f"names request {request_id!r}, which is not there")
+        return request_id
+
+    def ends(self, field: int, state: _State) -> tuple[End, ...]:
+        ends = []
+        for end in self.listed(field, "ends"):
+            if not isinstance(end, list) or len(end) != 3 or type(end[2]) is not int or end[2] < 0:
+                raise self.error(field, "ends", "must hold lists of an id, a reason and a number of tokens")
+            try:
+                reason = FinishReason(end[1])
+            except ValueError:
+                raise self.error(field, "ends", f"must not hold the reason {end[1]!r}") from None
+            ends.append(End(self.live(field, "ends", end[0], state), reason, end[2]))
+        state.end(ends)
+        return tuple(ends)
+
+    def listed(self, field: int, name: str) -> list[Any]:
+        value = self.get(field, [])
+        if not isinstance(value, list):
+            raise self.error(field, name, "must be a list")
+        return value
+
+    def length(self, most: int) -> None:
+        if len(self._fields) > most:
+            raise self.error(most + 1, "beyond the last", "must not be there")
+
+
+def _known(part: _Part, line: int, row: Sequence[int]) -> Known:
+    if row[1] < 1 or row[2] < 1 or row[3] >= row[2]:
+        raise part.error(line, "live", "holds a request of impossible sizes")
+    return Known(row[0], row[1], row[2], row[3], bool(row[4]))
+
+
+def _arrived(line: _Line, state: _State) -> Event:
+    line.length(7)
+    request_id = line.whole(3, "id")
+    if request_id in state.live:
+        raise line.error(3, "id", f"names request {request_id}, which is there already")
+    known = Known(
+        request_id,
+        line.whole(4, "input", 1),
+        line.whole(5, "asked", 1),
+        line.whole(6, "carried", 0, 0),
+        bool(line.whole(7, "may_stop", 0, 0)),
+    )
+    if known.carried >= known.asked:
+        raise line.error(6, "carried", "must be less than was asked for")
+    state.live.add(request_id)
+    return Arrived(line.time(), known)
+
+
+def _refused(line: _Line, state: _State) -> Event:
+    line.length(4)
+    why = line.get(4)
+    if not isinstance(why, str):
+        raise line.error(4, "why", "must be a text")
+    return Refused(line.time(), line.whole(3, "id"), why)
+
+
+def _cancelled(line: _Line, state: _State) -> Event:
+    line.length(4)
+    return Cancelled(line.time(), line.whole(3, "id"), line.ends(4, state))
+
+
+def _handed_out(line: _Line, state: _State) -> Event:
+    line.length(10)
+    number = line.whole(3, "iteration", 1)
+    if state.n_batches is not None and number != state.n_batches + 1:
+        raise line.error(3, "iteration", f"is {number}, and {state.n_batches + 1} is due: a line is missing")
+    state.n_batches = number
+    runs = line.get(4)
+    try:
+        increments = list(state.last) if runs == SAME else from_runs(runs)
+    except (ValueError, AttributeError):
+        raise line.error(4, "increments", f"{runs!r} is no list of ids such as '3-9 12'") from None
+    initiations = []
+    for piece in line.listed(5, "initiations"):
+        if (
+            not isinstance(piece, list)
+            or len(piece) not in (2, 3)
+            or not all(type(n) is int and n > 0 for n in piece[1:])
+        ):
+            raise line.error(5, "initiations", "must hold lists of an id and a number of tokens")
+        initiations.append(Piece(line.live(5, "initiations", piece[0], state), *piece[1:]))
+    ids = [line.live(4, "increments", request_id, state) for request_id in increments]
+    ids += [piece.id for piece in initiations]
+    if not ids or len(set(ids)) < len(ids):
+        raise line.error(4, "increments", "and initiations must be of one request each, and of one at least")
+    try:
+        stop = Stop(line.get(8, Stop.NOBODY_WAITS.value))
+    except ValueError:
+        raise line.error(8, "stop", f"{line.get(8)!r} is no reason") from None
+    preempted = tuple(line.live(10, "preempted", request_id, state) for request_id in line.listed(10, "preempted"))
+    state.in_flight[number] = ids
+    sizes = line.whole(6, "reserved"), line.whole(7, "used"), stop, line.whole(9, "lacking", 0, 0)
+    return HandedOut(line.time(), number, tuple(ids), tuple(initiations), *sizes, preempted)
+
+
+def _returned(line: _Line, state: _State) -> Event:
+    line.length(6)
+    number = line.whole(3, "iteration", 1)
+    ids = state.in_flight.pop(number, None)
+    if ids is None:
+        raise line.error(3, "iteration", f"{number} is not in flight")
+    ends = line.ends(5, state)
+    failing = tuple(line.listed(6, "failing"))
+    state.last = [request_id for request_id in ids if request_id in state.live]
+    return Returned(line.time(), number, line.whole(4, "took") / 1e6, ends, failing)
+
+
+def _over(line: _Line, state: _State) -> Event:
+    line.length(3)
+    return Over(line.time(), line.ends(3, state))
+
+
+_READERS: dict[str, Callable[[_Line, _State], Event]] = {
+    "a": _arrived,
+    "x": _refused,
+    "c": _cancelled,
+    "b": _handed_out,
+    "r": _returned,
+    "z": _over,
+}

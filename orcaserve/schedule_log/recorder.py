@@ -1,0 +1,180 @@
+"""ScheduleRecorder: turns what the scheduler was asked and has answered into lines of a schedule log."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time as clock
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Protocol
+
+from orcaserve.core import Batch, IterationResult, Phase, Progress, Request
+from orcaserve.schedule_log.format import KIND, SAME, VERSION, Settings, as_runs
+from orcaserve.scheduler.policies import Selection, Stop
+
+FLUSH_BYTES, FLUSH_SECONDS = 32 * 1024, 0.25
+
+
+class Sink(Protocol):
+    """Where lines go. None of it waits for a disk."""
+
+    def write(self, lines: bytes) -> None: ...
+    def next_part(self, header: bytes) -> None:
+        """What follows belongs to a new file, which begins so."""
+
+    def close(self) -> None: ...
+
+
+class ScheduleRecorder:
+    """A Recorder. While the device waits it only keeps what it is given; lines are made when a turn is over.
+
+    part_bytes: size after which another part begins. now: the loop's clock.
+    """
+
+    def __init__(
+        self, settings: Settings, sink: Sink, part_bytes: int, now: Callable[[], float] = clock.monotonic
+    ) -> None:
+        self._settings, self._sink, self._part_bytes = settings, sink, part_bytes
+        self._zero = now()
+        self._start = clock.time()
+        self._run = f"{self._start:.3f}-{os.getpid()}"
+        self._part = 0
+        self._events: list[Callable[[], None]] = []
+        self._lines: list[str] = []
+        self._n_bytes = self._n_waiting = 0  # of this part; of lines that were not yet handed to the sink
+        self._flushed = self._zero
+        self._live: dict[int, Request] = {}
+        self._batches: dict[int, Batch] = {}  # in flight
+        self._last: list[int] = []  # those of the batch that returned last, as far as they have not ended
+        self._lock = threading.Lock()  # `close` comes from another thread
+        self._closed = False
+        self._begin_part()
+
+    def arrived(self, request: Request, time: float) -> None:
+        self._events.append(lambda: self._arrived(request, time))
+
+    def refused(self, request: Request, time: float, why: str) -> None:
+        self._events.append(lambda: self._add(f'["x",{self._at(time)},{request.id},{json.dumps(why)}]'))
+
+    def cancelled(self, request_id: int, time: float, news: Sequence[Progress]) -> None:
+        self._events.append(lambda: self._add(f'["c",{self._at(time)},{request_id}{self._ends(news, ",")}]'))
+
+    def handed_out(self, batch: Batch, selection: Selection, n_reserved: int, n_used: int, time: float) -> None:
+        self._events.append(lambda: self._handed_out(batch, selection, n_reserved, n_used, time))
+
+    def returned(self, result: IterationResult, news: Sequence[Progress], time: float) -> None:
+        self._events.append(lambda: self._returned(result, news, time))
+
+    def turn_over(self, time: float) -> None:
+        with self._lock:
+            self._make_lines()
+            if self._n_waiting > FLUSH_BYTES or time - self._flushed > FLUSH_SECONDS or not self._batches:
+                self._flush(time)
+                if self._n_bytes > self._part_bytes:
+                    self._begin_part()
+
+    def ended(self, news: Sequence[Progress], time: float) -> None:
+        with self._lock:
+            self._make_lines()
+            self._add(f'["z",{self._at(time)}{self._ends(news, ",")}]')
+        self.close()
+
+    def close(self) -> None:
+        """Write what there is, for nothing more will come. From any thread; idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._make_lines()
+                self._flush(self._flushed)
+                self._sink.close()
+
+    def _make_lines(self) -> None:
+        events, self._events = self._events, []
+        for make in events:
+            make()
+
+    def _arrived(self, request: Request, time: float) -> None:
+        self._live[request.id] = request
+        rest = f",{request.n_carried},{int(bool(request.stop_ids))}" if request.n_carried or request.stop_ids else ""
+        sizes = f"{request.n_input},{request.params.max_tokens}"
+        self._add(f'["a",{self._at(time)},{request.id},{sizes}{rest}]')
+
+    def _handed_out(self, batch: Batch, selection: Selection, n_reserved: int, n_used: int, time: float) -> None:
+        self._batches[batch.iteration] = batch
+        increments, initiations = [], []
+        for entry in batch.entries:
+            if entry.phase is Phase.INCREMENT:
+                increments.append(entry.request_id)
+            else:
+                to_come = f",{entry.n_to_come}" if entry.n_to_come else ""
+                initiations.append(f"[{entry.request_id},{len(entry.tokens)}{to_come}]")
+        who = SAME if increments == self._last and increments else as_runs(increments)
+        rest = ""
+        if selection.stop is not Stop.NOBODY_WAITS or selection.preempted:
+            rest = f',"{selection.stop.value}"'
+            if selection.n_lacking or selection.preempted:
+                rest += f",{selection.n_lacking}"
+            if selection.preempted:
+                rest += f",{[request.id for request in selection.preempted]}"
+        head = f'["b",{self._at(time)},{batch.iteration},"{who}"'
+        self._add(f"{head},[{','.join(initiations)}],{n_reserved},{n_used}{rest}]")
+
+    def _returned(self, result: IterationResult, news: Sequence[Progress], time: float) -> None:
+        batch = self._batches.pop(result.iteration)
+        ends = self._ends(news, ",")
+        failing = f",{list(result.failures)}" if result.failures else ""
+        if failing and not ends:
+            ends = ",[]"
+        live = self._live
+        self._last = [entry.request_id for entry in batch.entries if entry.request_id in live]
+        self._add(f'["r",{self._at(time)},{result.iteration},{round(result.seconds * 1e6)}{ends}{failing}]')
+
+    def _ends(self, news: Sequence[Progress], comma: str) -> str:
+        """Who ended, as a list; nothing if nobody did."""
+        ends = [
+            f'[{each.request_id},"{each.finish_reason.value}",{len(request.output)}]'
+            for each in news
+            if each.finish_reason is not None and (request := self._live.pop(each.request_id, None)) is not None
+        ]
+        return f"{comma}[{','.join(ends)}]" if ends else ""
+
+    def _at(self, time: float) -> int:
+        return round((time - self._zero) * 1e6)
+
+    def _add(self, line: str) -> None:
+        self._lines.append(line)
+        self._n_waiting += len(line) + 1
+
+    def _flush(self, time: float) -> None:
+        self._flushed = time
+        if self._lines:
+            self._lines.append("")
+            self._sink.write("\n".join(self._lines).encode())
+            self._lines.clear()
+            self._n_bytes += self._n_waiting
+            self._n_waiting = 0
+
+    def _begin_part(self) -> None:
+        self._part += 1
+        header: dict[str, object] = {
+            "kind": KIND,
+            "version": VERSION,
+            "run": self._run,
+            "part": self._part,
+            "start": round(self._start, 6),
+            "settings": asdict(self._settings),
+        }
+        if self._part > 1:
+            header["live"] = [
+                [r.id, r.n_input, r.params.max_tokens, r.n_carried, int(bool(r.stop_ids)), len(r.output)]
+                for r in self._live.values()
+            ]
+            header["in_flight"] = [
+                [number, [entry.request_id for entry in batch.entries]] for number, batch in self._batches.items()
+            ]
+            header["last"] = self._last
+        line = json.dumps(header, separators=(",", ":")) + "\n"
+        self._n_bytes = len(line)
+        self._sink.next_part(line.encode())
