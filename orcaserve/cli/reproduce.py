@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "(default: %(default)g)")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: the cores of this machine)")
     parser.add_argument("--live-seconds", type=float, default=10.0, metavar="SECONDS",
-                        help="live: about how long each of its 64 runs takes (default: %(default)g)")  # fmt: skip
+                        help="live: how long each of its 42 runs takes, or as 12 requests do "
+                        "(default: %(default)g)")  # fmt: skip
     group = parser.add_argument_group("live")
     group.add_argument("-m", "--model", metavar="MODEL", help="as for `serve` (default: the default model)")
     group.add_argument("--quantization", choices=QUANTIZATIONS, default="auto", help="as for `serve`")
