@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from pathlib import Path
 
+from orcaserve.core.errors import ConfigError
+from orcaserve.workload.arrival import Arrival
 from orcaserve.workload.named import FORMS, Workload, named_source
 from orcaserve.workload.shape import Shape
 
@@ -14,7 +18,8 @@ GROUP = """Which requests come, and when. Lengths are known and outputs never en
   homogeneous:IN:OUT  all alike, for example homogeneous:256:256
   azure-conv          recorded, 19,366 requests in an hour of a conversation service (Azure 2023, CC BY 4.0)
   azure-code          recorded, 8,819 requests of a code service
-  FILE.csv[.gz]       recorded by you: columns TIMESTAMP, ContextTokens, GeneratedTokens"""
+  FILE.csv[.gz]       recorded by you: columns TIMESTAMP, ContextTokens, GeneratedTokens
+  log:FILE            the requests of a schedule log, which `orcaserve serve --schedule-log FILE` writes"""
 
 
 def add_workload_arguments(parser: argparse.ArgumentParser, *, n: int, rates: bool = True) -> None:
@@ -41,7 +46,18 @@ def add_workload_arguments(parser: argparse.ArgumentParser, *, n: int, rates: bo
 def workload(args: argparse.Namespace) -> Workload:
     """Raises ConfigError naming the flag, or line and field of a file."""
     shape = Shape(args.scale_lengths, args.max_input, args.max_output)
-    return Workload(args.workload, named_source(args.workload), args.n, shape, args.burstiness)
+    return Workload(args.workload, named_source(args.workload, read_schedule_log), args.n, shape, args.burstiness)
+
+
+def read_schedule_log(path: Path) -> Sequence[Arrival]:
+    """The requests of our own server that were given tokens. Raises ConfigError naming file, line and field."""
+    from orcaserve.schedule_log.reader import read_log
+    from orcaserve.simulation.logged import read_recorded
+
+    try:
+        return read_recorded(read_log(path)).arrivals
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror or error}") from error
 
 
 def _count(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,9 +15,8 @@ from orcaserve.workload.paper import INPUT_TOKENS, OUTPUT_TOKENS
 from orcaserve.workload.recorded import BUNDLED, MOST_TOKENS, read_trace
 from orcaserve.workload.shape import UNCHANGED, Shape
 
-FORMS = "paper, azure-conv, azure-code, homogeneous:IN:OUT, FILE.csv or FILE.csv.gz"
-# Files by the end of their name: what reads them.
-READERS: Mapping[str, Callable[[Path], list[Arrival]]] = {".csv": read_trace, ".csv.gz": read_trace}
+FORMS = "paper, azure-conv, azure-code, homogeneous:IN:OUT, FILE.csv, FILE.csv.gz or log:FILE"
+Reader = Callable[[Path], Sequence[Arrival]]
 
 
 class Source(Protocol):
@@ -98,17 +97,22 @@ class Workload:
         return drawn_times(self.n, wanted, self.burstiness or 1.0, rng)
 
 
-def named_source(name: str) -> Source:
-    """What --workload names. Raises ConfigError for a name that is none, or a file that is no trace."""
+def named_source(name: str, read_log: Reader | None = None) -> Source:
+    """What --workload names. read_log: reads a schedule log, of which this package knows nothing; None: there are none.
+
+    Raises ConfigError for a name that is none, or a file that is no trace or log.
+    """
+    kind, _, path = name.partition(":")
     if name == "paper":
         return Paper()
     if name in BUNDLED:
         return Recorded(name, read_trace(BUNDLED[name]))
-    if name.startswith("homogeneous:"):
+    if kind == "homogeneous":
         return _homogeneous(name)
-    for suffix, read in READERS.items():
-        if name.endswith(suffix):
-            return Recorded(name, read(Path(name)))
+    if kind == "log" and read_log is not None:
+        return Recorded(name, read_log(Path(path)))
+    if name.endswith((".csv", ".csv.gz")):
+        return Recorded(name, read_trace(Path(name)))
     raise ConfigError("--workload", f"{name!r} is none of {FORMS}")
 
 

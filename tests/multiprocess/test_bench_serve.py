@@ -19,8 +19,14 @@ Within = Callable[[float, Callable[[], bool]], bool]
 
 
 @pytest.fixture(scope="module")
-def server(served_model: Path) -> Iterator[Serve]:
-    serve = Serve("--model", str(served_model), "--port", "0", "-t", "1", "--n-slots", "8192")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("log") / "schedule.log"
+
+
+@pytest.fixture(scope="module")
+def server(served_model: Path, log: Path) -> Iterator[Serve]:
+    flags = ("--port", "0", "-t", "1", "--n-slots", "8192", "--schedule-log", str(log))
+    serve = Serve("--model", str(served_model), *flags)
     yield serve
     serve.stop()
 
@@ -66,6 +72,14 @@ def test_a_table_for_people_and_a_file(server: Serve, tmp_path: Path) -> None:
     out = bench(server, "--n", "3", "--workload", "homogeneous:5:4", "--json", str(tmp_path / "r.json")).stdout
     assert "3 whole of 3 sent" in out and "per token (normalized)" in out and "generator   sent late by" in out
     assert json.loads((tmp_path / "r.json").read_text())["whole"] == 3
+
+
+def test_what_a_server_has_logged_is_a_workload(server: Serve, log: Path, within: Within) -> None:
+    result(server, "--n", "5", "--rate", "50", "--workload", "homogeneous:31:7")
+    assert within(20, lambda: log.exists() and "31,7" in log.read_text())
+    found = result(server, "--n", "3", "--rate", "50", "--workload", f"log:{log}")
+    assert found["whole"] == 3 and found["odd_lengths"] == 0
+    bench(server, "--workload", f"log:{log}x", code=2)
 
 
 def test_a_terminal_shows_how_it_goes(server: Serve) -> None:

@@ -63,7 +63,7 @@ class Generator:
         async with self._watched(), asyncio.TaskGroup() as group:
             for index, arrival in enumerate(arrivals):
                 ready.extend(islice(made, 1))  # while there is time
-                while (wait := arrival.time - self._clock()) > 0:  # a timer may wake a little early
+                while (wait := arrival.time - self._clock()) > 0:  # noqa: ASYNC110 - timers may wake a little early
                     await asyncio.sleep(wait)
                 group.create_task(self._one(index, arrival, ready.popleft(), arrival.time))
 
