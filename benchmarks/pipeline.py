@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from orcaserve.checkpoint.locate import locate_model
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from orcaserve.engine import host
 from orcaserve.evaluation.measured_engine import MeasuredEngine
+from orcaserve.process import SWITCH_INTERVAL
 from orcaserve.scheduler.policies import EvenBatches, IterationLevelFCFS, SchedulingPolicy
 
 GOAL = 1.0  # throughput of the pipeline over that of one worker
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="FILE")
     add_line_argument(parser)
     args = parser.parse_args(argv)
+    sys.setswitchinterval(SWITCH_INTERVAL)  # as in an engine process
     speeds: dict[Way, list[float]] = {way: [] for way in WAYS}
     for _ in range(args.rounds):
         for way in WAYS:
