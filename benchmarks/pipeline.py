@@ -3,20 +3,21 @@
     python benchmarks/pipeline.py [--gen N] [--rounds N] [--picture FILE.svg] [--out FILE.md]
 
 The default model, requests that all generate the same number of tokens. 32 requests: the two batches in flight have 16
-each, so weights are read for half as many requests at a time as one worker reads them for. 64 requests: with a max_bs of
-32 every batch is full; one worker may take all 64 at once, or 32 at a time. Two stages have 15 layers each, or as many as
-the engine gives them, which counts the output head in the last one; with the paper's Select, which puts all requests into
-the first batch if they fit, or with even batches, which is what the engine does.
+each, so weights are read for half as many requests at a time as one worker reads them for. 64 requests: with a max_bs
+of 32 every batch is full; one worker may take all 64 at once, or 32 at a time. Two stages have 15 layers each, or as
+many as the engine gives them, which counts the output head in the last one; with the paper's Select, which puts all
+requests into the first batch if they fit, or with even batches, which is what the engine does.
 
-Every round runs all ways in turn, each in an engine of its own; speeds are medians. Idle: the share of time that a worker
-had nothing to do while some iteration was under way, from one more run that recorded it. `of one worker's`: of the best
-of one worker's with as many requests.
+Every round runs all ways in turn, each in an engine of its own; speeds are medians. Idle: the share of time that a
+worker had nothing to do while some iteration was under way, from one more run that recorded it. `of one worker's`: of
+the best of one worker's with as many requests.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from orcaserve.checkpoint.locate import locate_model
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from orcaserve.engine import host
 from orcaserve.evaluation.measured_engine import MeasuredEngine
+from orcaserve.process import SWITCH_INTERVAL
 from orcaserve.scheduler.policies import EvenBatches, IterationLevelFCFS, SchedulingPolicy
 
 GOAL = 1.0  # throughput of the pipeline over that of one worker
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", metavar="FILE")
     add_line_argument(parser)
     args = parser.parse_args(argv)
+    sys.setswitchinterval(SWITCH_INTERVAL)  # as in an engine process
     speeds: dict[Way, list[float]] = {way: [] for way in WAYS}
     for _ in range(args.rounds):
         for way in WAYS:

@@ -1,7 +1,7 @@
 # kernel_check: the kernels and the host's files without Python. Included by CMakeLists.txt.
 add_executable(kernel_check
   csrc/check/main.cpp csrc/check/check_linears.cpp csrc/check/check_models.cpp csrc/check/check_packing.cpp
-  csrc/check/check_refusals.cpp csrc/check/check_sampling.cpp csrc/check/check_team.cpp csrc/check/host.cpp
+  csrc/check/check_refusals.cpp csrc/check/check_sampling.cpp csrc/check/check_shared.cpp csrc/check/check_team.cpp csrc/check/host.cpp
   csrc/check/oracle.cpp csrc/check/packed.cpp csrc/check/toy_model.cpp csrc/check/unpack.cpp)
 # The oracle takes most of the time, and needs no watching.
 set_source_files_properties(csrc/check/oracle.cpp csrc/check/unpack.cpp PROPERTIES

@@ -19,6 +19,7 @@ inline const char* name(Storage storage) {
 
 // Of no instruction set.
 void check_team(Report& report);
+void check_shared(Report& report);
 void check_packing(Report& report);
 
 // Of the set in use.

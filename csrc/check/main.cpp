@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
   if (sets.empty()) sets = orcaserve::available_isas();
   orcaserve::check::Report report;
   orcaserve::check::check_team(report);
+  orcaserve::check::check_shared(report);
   orcaserve::check::check_packing(report);
   for (const std::string& set : sets) {
     try {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -27,15 +28,21 @@ FEW = 10  # tokens
 HOSTS, SLOW_HOSTS = ("10.213.77.1", "10.213.77.2"), ("10.213.78.1", "10.213.78.2")
 
 
+@contextmanager
+def one_process(model: Path) -> Iterator[Serve]:
+    serve = Serve(str(model), "--port", "0", *FLOATS)
+    try:
+        yield serve
+    finally:
+        serve.stop()
+
+
 @pytest.fixture(scope="module")
 def expected(served_model: Path) -> dict[str, str]:
     """Texts of one process."""
-    serve = Serve(str(served_model), "--port", "0", *FLOATS)
-    try:
+    with one_process(served_model) as serve:
         texts = {prompt: serve.text(prompt, max_tokens=40) for prompt in PROMPTS}
         return texts | {LONG["prompt"]: serve.text(**LONG), "few": serve.text("few", max_tokens=FEW)}
-    finally:
-        serve.stop()
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +96,12 @@ def test_the_other_machine_dies_and_another_takes_its_place(pair: Pair, expected
 
 
 @pytest.mark.parametrize("counts", ["2,2", "3,1"])
-def test_shards_on_one_machine_and_on_two(counts: str, served_model: Path, expected: dict[str, str]) -> None:
+def test_shards_on_one_machine_and_on_two(counts: str, served_odd_model: Path) -> None:
     """Whoever is on the same machine shares memory, and others are reached over the network."""
-    with pair_of(served_model, cut=("-pp", "2", "-tp", "2", "--worker-counts", counts)) as pair:
-        check(pair, expected)
+    with one_process(served_odd_model) as serve:
+        texts = {prompt: serve.text(prompt, max_tokens=40) for prompt in PROMPTS}
+    with pair_of(served_odd_model, cut=("-pp", "2", "-tp", "2", "--worker-counts", counts)) as pair:
+        check(pair, texts)
         pids = pair.children(pair.serve) + pair.children(pair.node)
         sharing = [pid for pid in pids if "memfd:orcaserve" in Path(f"/proc/{pid}/maps").read_text()]
         assert len(sharing) == (4 if counts == "2,2" else 3)
