@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from orcaserve.data_plane.protocol import DataPlane, Floats, Incoming, Place
 
 
@@ -13,8 +10,10 @@ class _WatchedIncoming:
         self._incoming, self._plane, self._source = incoming, plane, source
 
     def wait(self) -> Floats:
-        with self._plane.waiting(self._source):
-            return self._incoming.wait()
+        self._plane.waits_for = self._source
+        received = self._incoming.wait()
+        self._plane.waits_for = ""
+        return received
 
 
 class WatchedPlane:
@@ -32,26 +31,24 @@ class WatchedPlane:
         self._before, self._after = (names.get((place.stage + step, place.shard), "") for step in (-1, 1))
         self._beside = ", ".join(names[place.stage, shard] for shard in shards if shard != place.shard)
 
-    @contextmanager
-    def waiting(self, names: str) -> Iterator[None]:
-        self.waits_for = names
-        yield
-        self.waits_for = ""
-
     def receive(self, n_rows: int, width: int) -> Incoming:
         return _WatchedIncoming(self._plane.receive(n_rows, width), self, self._before)
 
     def send(self, rows: Floats) -> None:
-        with self.waiting(self._after):
-            self._plane.send(rows)
+        self.waits_for = self._after
+        self._plane.send(rows)
+        self.waits_for = ""
 
     def all_reduce(self, x: Floats, n_next: int = 0) -> None:
-        with self.waiting(self._beside):
-            self._plane.all_reduce(x, n_next)
+        self.waits_for = self._beside
+        self._plane.all_reduce(x, n_next)
+        self.waits_for = ""
 
     def gather(self, own: Floats, widths: list[int]) -> Floats | None:
-        with self.waiting(self._beside):
-            return self._plane.gather(own, widths)
+        self.waits_for = self._beside
+        gathered = self._plane.gather(own, widths)
+        self.waits_for = ""
+        return gathered
 
     def close(self) -> None:
         self._plane.close()
