@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
@@ -37,7 +37,14 @@ class EngineClient:
     An engine that has said nothing for `silence` seconds, not even that it lives, is taken for gone: it hangs.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, call: _Call, facts: EngineFacts, silence: float | None) -> None:
+    def __init__(
+        self,
+        channel: grpc.aio.Channel,
+        call: _Call,
+        incoming: AsyncIterator[wire.FromEngine],
+        facts: EngineFacts,
+        silence: float | None,
+    ) -> None:
         """Use EngineClient.connect."""
         self.facts = facts
         self.status = EngineStatus()
@@ -47,6 +54,7 @@ class EngineClient:
         self.on_report: Callable[[IterationReport], None] | None = None
         self._channel = channel
         self._call = call
+        self._incoming = incoming
         self._streams: dict[int, TokenStream] = {}
         self._submits: list[wire.Submit] = []
         self._cancels: list[int] = []
@@ -68,13 +76,14 @@ class EngineClient:
         channel = grpc.aio.insecure_channel(target_of(socket), options=OPTIONS)
         try:
             call: _Call = EngineStub(channel).Attach(wait_for_ready=True)  # type: ignore[no-untyped-call]
+            incoming = aiter(call)  # read() would leave unread what was said just before the end
             while True:
                 async with asyncio.timeout(start_silence):
-                    first = await call.read()
+                    first = await anext(incoming, None)
                 if not (isinstance(first, wire.FromEngine) and first.HasField("heartbeat")):
                     break
             if isinstance(first, wire.FromEngine) and first.HasField("facts"):
-                return cls(channel, call, codec.decode_facts(first.facts), silence)
+                return cls(channel, call, incoming, codec.decode_facts(first.facts), silence)
             if isinstance(first, wire.FromEngine) and first.HasField("failure"):
                 raise EngineError(first.failure.message)
             raise EngineError("the engine closed its stream before it was ready")
@@ -165,7 +174,7 @@ class EngineClient:
     async def _read(self) -> None:
         reason = "its stream ended"
         try:
-            while isinstance(message := await self._call.read(), wire.FromEngine):
+            async for message in self._incoming:
                 self._n_silent_ticks = 0
                 if message.HasField("report"):
                     self._dispatch(message.report)

@@ -245,7 +245,7 @@ class WorkerGroup:
         if words := self._standstills.take(place.name, codec.decode_beat(beat)):
             worker, timeout = self._processes[place], self._config.parallel.device_timeout
             who = f"worker {place.name} (process {worker.pid}{worker.where})"
-            self._hangs = EngineError(f"{who} {words} for {timeout:g} s")
+            self._hangs = self._hangs or EngineError(f"{who} {words} for {timeout:g} s")
             self._lose(place)
 
     def _lose(self, place: Place, silent: bool = False) -> None:

@@ -62,7 +62,7 @@ class NodeAgent:
     def __init__(self, settings: NodeSettings) -> None:
         """Reads the model's headers. Raises ModelError or ConfigError."""
         self._settings = settings
-        self._tls = None if settings.tls is None else Tls(settings.tls)
+        self._tls()
         self._host, self._port = split_address("--join", settings.join)
         self._model, self._fingerprint = fingerprint(settings.model)
         self._joined = False
@@ -94,6 +94,10 @@ class NodeAgent:
             if not self._joined:
                 raise EngineError(str(apart)) from apart
 
+    def _tls(self) -> Tls | None:
+        """From its files as they are now: they may have been renewed since the last engine."""
+        return None if self._settings.tls is None else Tls(self._settings.tls)
+
     def _be_part(self, deadline: float) -> None:
         """Of one engine, from joining to goodbye. Raises _Apart if it ends otherwise."""
         settings, target = self._settings, tcp_target(self._host, self._port)
@@ -106,7 +110,7 @@ class NodeAgent:
                 version=__version__, name=settings.name or socket.gethostname(), address=address, rank=settings.rank,
                 model=self._model, fingerprint=self._fingerprint,
             )  # fmt: skip
-            link = NodeLink(target, settings.secret, hello, settings.worker_timeout, patience, self._news, self._tls)
+            link = NodeLink(target, settings.secret, hello, settings.worker_timeout, patience, self._news, self._tls())
         except (EngineError, OSError) as error:
             reason = error.strerror if isinstance(error, OSError) else "nobody answers"
             raise _Apart(f"no engine at {target}: {reason}") from error

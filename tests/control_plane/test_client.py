@@ -319,3 +319,15 @@ async def test_threads_end_with_the_rig(rig: MakeRig) -> None:
         await read(r.client.submit(request(1)))
     names = {thread.name for thread in threading.enumerate()}
     assert not names & {"loop", "fake", "control plane: read"}
+
+
+async def test_last_words_are_heard_by_an_endpoint_that_is_busy(rig: MakeRig) -> None:
+    """The end of the stream may be known before what was said last has been read."""
+    async with rig() as r:
+        await asyncio.wait_for(read(r.client.submit(request(1))), 10)
+        for _ in range(20):
+            r.server.report(r.sent[-1])
+        r.server.fail("a reason")
+        time.sleep(0.5)  # noqa: ASYNC251
+        await asyncio.wait_for(r.client.closed.wait(), 10)
+        assert r.client.reason == "a reason"

@@ -71,8 +71,10 @@ def test_engines_are_killed_at_random_moments_and_no_text_changes(serve: Serve, 
 cut = pytest.mark.parametrize(
     "serve_cut", [("-pp", "2"), ("-tp", "2"), ("-pp", "2", "-tp", "2")], indirect=True, ids=["2x1", "1x2", "2x2"]
 )
-hasty_cut = pytest.mark.parametrize(
-    "serve_cut", [("-pp", "2", "--worker-timeout", "3", "--engine-timeout", "3")], indirect=True, ids=["2x1"]
+HASTY = ("--worker-timeout", "3", "--engine-timeout", "3")
+hasty_cut = pytest.mark.parametrize("serve_cut", [("-pp", "2", *HASTY)], indirect=True, ids=["2x1"])
+hasty_cuts = pytest.mark.parametrize(
+    "serve_cut", [("-pp", "2", *HASTY), ("-tp", "2", *HASTY)], indirect=True, ids=["2x1", "1x2"]
 )
 
 
@@ -110,7 +112,7 @@ def test_any_process_of_a_group_is_killed_and_no_text_changes(serve_cut: Serve, 
     lose_each(serve_cut, signal.SIGKILL, "was ended by SIGKILL", alive, within)
 
 
-@hasty_cut
+@hasty_cuts
 def test_any_process_of_a_group_is_stopped_and_no_text_changes(serve_cut: Serve, alive: Alive, within: Within) -> None:
     lose_each(serve_cut, signal.SIGSTOP, "has not answered for 3 s", alive, within)
 

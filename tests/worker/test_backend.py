@@ -14,11 +14,12 @@ from safetensors.numpy import load_file, save_file
 
 from orcaserve.checkpoint.converted import WEIGHTS
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig
-from orcaserve.core import CheckpointError, ConfigError, UnsupportedModel
+from orcaserve.core import Batch, BatchEntry, CheckpointError, ConfigError, Phase, SamplingParams, UnsupportedModel
 from orcaserve.native.convert import convert
 from orcaserve.worker.backend import load_backend
 from orcaserve.worker.native_backend import NativeBackend
 from orcaserve.worker.reference_backend import ReferenceBackend
+from orcaserve.worker.worker import Worker
 
 
 def config(path: Path, kv: str = "auto", page_size: int = 16, **model: Any) -> EngineConfig:
@@ -133,3 +134,15 @@ def test_sizes_that_do_not_belong_together(converted: Callable[..., Path], monke
         with pytest.raises(CheckpointError):
             load_backend(config(folder), 1)
     assert (folder / WEIGHTS).exists()
+
+
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_an_iteration_shows_progress_and_nothing_else_does(device: str, tiny_model: Path) -> None:
+    worker = Worker.load(config(tiny_model, device=device))
+    idle = worker.progress
+    assert worker.progress == idle
+    worker.run(Batch(1, (BatchEntry(1, Phase.INITIATION, [1, 2, 3], 0, SamplingParams(max_tokens=4)),)))
+    first = worker.progress
+    assert first != idle and worker.progress == first
+    worker.run(Batch(2, (BatchEntry(1, Phase.INCREMENT, [4], 3),)))
+    assert worker.progress not in (idle, first)
