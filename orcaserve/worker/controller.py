@@ -132,8 +132,8 @@ class WorkerController:
         return PartBackend(config, Plan.read(config), self._place, n_threads_for(config))
 
     def _join(self, start: wire.Start) -> None:
-        self._worker = Worker.over(self._backend, self._config, start.n_slots)
         self._backend.join(self._meet(start))
+        self._worker = Worker.over(self._backend, self._config, start.n_slots)  # when memory of loading is free again
 
     def _meet(self, start: wire.Start) -> DataPlane:
         from orcaserve.data_plane.torch_distributed import StoreAddress, TorchDataPlane  # late: it brings torch
