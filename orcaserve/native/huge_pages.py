@@ -35,6 +35,10 @@ class _Chunks:
             taken, self._free = self._free[:n_bytes], self._free[rounded:]
         return taken
 
+    def begin_anew(self) -> None:
+        with self._lock:
+            self._free = np.empty(0, np.uint8)
+
 
 def _map(n_bytes: int) -> Bytes:
     """Fresh memory that begins at a multiple of a huge page."""
@@ -53,3 +57,8 @@ _chunks = _Chunks()
 def allocate(n_rows: int, n_columns: int) -> Bytes:
     """Bytes [n_rows, n_columns], all zero."""
     return _chunks.take(n_rows * n_columns).reshape(n_rows, n_columns)
+
+
+def begin_anew() -> None:
+    """After many arrays have been let go: what was allocated with them is not kept for the rest of a chunk."""
+    _chunks.begin_anew()

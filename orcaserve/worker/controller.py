@@ -142,9 +142,9 @@ class WorkerController:
         return PartBackend(config, Plan.read(config), self._place, n_threads_for(config))
 
     def _join(self, start: wire.Start) -> None:
-        self._worker = Worker.over(self._backend, self._config, start.n_slots)
         self._plane = WatchedPlane(self._meet(start), self._place)
         self._backend.join(self._plane)
+        self._worker = Worker.over(self._backend, self._config, start.n_slots)  # when memory of loading is free again
 
     def _meet(self, start: wire.Start) -> DataPlane:
         """The near road to the workers of this machine, the far one to others: torch comes where there are some."""

@@ -12,6 +12,7 @@ from orcaserve.model.part import Part
 from orcaserve.native import _kernels
 from orcaserve.native.builder import NativePartWeights
 from orcaserve.native.exact_inputs import PlainPart, build_part
+from orcaserve.native.huge_pages import begin_anew
 from orcaserve.native.model import NativeModel
 from orcaserve.native.packed_model import PackedFile
 from orcaserve.native.precision import Precision, choose_precision
@@ -82,5 +83,6 @@ class _Watched:
         with ModelFiles(self._path) as files:
             if run is None or run.part != self._part:
                 del run  # its memory is free before the part's is taken
+                begin_anew()
                 run = PlainPart(files, self.precision, self._team, self._part)
             return run.with_exact(files, chosen)
