@@ -82,7 +82,7 @@ def build_app(args: Mapping[str, Any] | None = None) -> serve.Application:
         elif name.replace("-", "_") in NOT_HERE:
             raise ConfigError(name, "is Ray Serve's business: see `serve run --help`")
         else:
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            words.append(f"--{name.replace('_', '-')}={value}")
     _parse(words)
     cpus, tokens = int(settings.pop("num_cpus")), int(settings.pop("tokens_per_replica"))
     policy = {

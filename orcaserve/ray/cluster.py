@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ def join(config: RayConfig, n_cpus: int) -> bool:
 
     n_cpus: least that a cluster of our own is to have. Raises EngineError within `patience` and some seconds.
     """
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        return False
     where = _find(config.address)
     if where is not None:
         _wait_for(where, config.patience)
@@ -41,8 +44,6 @@ def join(config: RayConfig, n_cpus: int) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray  # late: after its settings
 
-    if ray.is_initialized():
-        return False
     options: dict[str, Any] = {}
     if where is None:
         _log.info("no cluster of Ray's is running: starting one on this machine")

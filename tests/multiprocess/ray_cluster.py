@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 OBJECTS = 80 * 2**20  # bytes of a node's object store: nothing is put there
+TRIES = 3  # a head node has 30 s to come up, whatever the machine has to do beside it
 PATIENCE = (  # s that Ray Serve has with its own processes, which may start slowly on a busy machine
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S",
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S",
@@ -40,15 +41,20 @@ class RayCluster:
             **dict.fromkeys(PATIENCE, "120"),
             "PYTHONWARNINGS": "ignore",  # of Ray's own
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", __file__],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings},
-        )  # fmt: skip
-        try:
-            self.address: str = self._read()
-        except BaseException:
-            self.close()
-            raise
+        environment = {**os.environ, **settings}
+        for tries_left in reversed(range(TRIES)):
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", __file__],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            )  # fmt: skip
+            try:
+                self.address: str = self._read()
+                return
+            except BaseException:
+                self._end()
+                if not tries_left:
+                    shutil.rmtree(self.folder, ignore_errors=True)
+                    raise
 
     def call(self, command: str, **arguments: Any) -> Any:
         assert self._process.stdin is not None
@@ -70,14 +76,18 @@ class RayCluster:
         return [worker for actor in self.actors for worker in children(actor, "orcaserve: worker")]
 
     def close(self) -> None:
+        self._end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _end(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
             self._process.wait(60)
         finally:
             self._process.kill()
+            self._process.wait()
             self._process.stdout.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self) -> Any:
         assert self._process.stdout is not None

@@ -96,7 +96,7 @@ def streaming(serve: Serve) -> list[Future[str]]:
     pool = ThreadPoolExecutor(N_STREAMS)
     streams = [pool.submit(read, i) for i in range(N_STREAMS)]
     pool.shutdown(wait=False)
-    assert all(event.wait(120) for event in begun), "".join(serve.log)
+    assert all(event.wait(240) for event in begun), "".join(serve.log)
     return streams
 
 
@@ -105,7 +105,7 @@ def check(streams: list[Future[str]], expected: dict[str, str]) -> None:
 
 
 def says(serve: Serve, pattern: str) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not re.search(pattern, "".join(serve.log)):
         assert time.monotonic() < deadline, f"no {pattern!r} in\n{''.join(serve.log)}"
         time.sleep(0.05)
@@ -138,7 +138,7 @@ def test_one_is_killed(
         "workers": r"worker s\dr\d \(process \d+ on Ray node \w{8} \(127.0.0.1\)\) was ended by SIGKILL",
     }
     says(serve, rf"the engine has failed: {named[what]}")
-    assert within(20, lambda: not any(alive(pid) for pid in before)), "those of the lost group"
+    assert within(60, lambda: not any(alive(pid) for pid in before)), "those of the lost group"
 
 
 def test_a_node_is_removed_and_another_takes_its_place(
@@ -160,7 +160,7 @@ def test_the_engine_is_killed(
     streams = streaming(serve)
     os.kill(serve.engine_pid, signal.SIGKILL)
     check(streams, expected)
-    assert within(20, lambda: not any(alive(pid) for pid in before))
+    assert within(60, lambda: not any(alive(pid) for pid in before))
 
 
 def test_the_end_leaves_nothing(cluster: RayCluster, serve: Serve, alive: Alive, within: Within) -> None:
@@ -168,14 +168,14 @@ def test_the_end_leaves_nothing(cluster: RayCluster, serve: Serve, alive: Alive,
     assert len(before) == 8
     assert serve.stop() == 0
     assert not re.search(r'File ".*/orcaserve/(node|engine|serving|cli|ray)/', "".join(serve.log)), serve.log
-    assert within(20, lambda: not any(alive(pid) for pid in before))
-    assert within(20, lambda: not cluster.call("left")), cluster.call("left")
+    assert within(60, lambda: not any(alive(pid) for pid in before))
+    assert within(60, lambda: not cluster.call("left")), cluster.call("left")
 
 
 def refused(model: Path, *flags: str, code: int = 1) -> str:
     command = [sys.executable, "-m", "orcaserve", "serve", str(model), "--port", "0", *flags]
     command += ["--distributed-executor-backend", "ray", "--log-level", "error"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=180)
     assert ended.returncode == code, ended.stderr
     (line,) = ended.stderr.splitlines()
     return line.removeprefix("orcaserve: ")
