@@ -48,9 +48,9 @@ class SharedMemoryPlane:
         self._before = self._mailbox(starts.get(("hidden", stage - 1, shard)), place.n_stages, _SLOT_BYTES)
         self._after = self._mailbox(starts.get(("hidden", stage, shard)), place.n_stages, _SLOT_BYTES)
         self._logits = [self._mailbox(starts.get(("logits", stage, i)), 2, _LOGIT_BYTES) for i in range(n_shards)]
-        own = place.rank
-        self._to = {rank: self._mailbox(starts.get(("watched", own, rank)), 2, _WATCHED_BYTES) for rank in memory.ranks}
-        self._from = {rank: self._mailbox(starts.get(("watched", rank, own)), 2, _WATCHED_BYTES) for rank in memory.ranks}
+        own, others = place.rank, [rank for rank in memory.ranks if rank != place.rank]
+        self._to = {rank: self._mailbox(starts["watched", own, rank], 2, _WATCHED_BYTES) for rank in others}
+        self._from = {rank: self._mailbox(starts["watched", rank, own], 2, _WATCHED_BYTES) for rank in others}
         sums = starts.get(("sums", stage, 0))
         self.sums = None if sums is None else _kernels.SharedSums(self._memory, sums, shard, n_shards, _SUM_FLOATS)
 
