@@ -142,7 +142,8 @@ def test_a_preempted_one(tmp_path: Path) -> None:
     path.write_text(json.dumps(header) + lines)
     told = next(line for line in tell(read_log(path), 2).splitlines() if line.startswith("preempted"))
     assert told.split(maxsplit=1)[1] == (
-        "before iteration 2, because an earlier request needed its slots, and started anew in iteration 3, with 3 tokens"
+        "before iteration 2, because an earlier request needed its slots, "
+        "and started anew in iteration 3, with 3 tokens"
     )
 
 
