@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -70,5 +71,8 @@ def test_replicas_write_their_own(served_model: Path, tmp_path: Path) -> None:
 
 
 def test_a_log_that_cannot_be_made_ends_the_start(served_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"--schedule-log: .*No such file or directory"):
-        Serve(str(served_model), *FLAGS, "--schedule-log", str(tmp_path / "no" / "run.log"))
+    path = tmp_path / "no" / "run.log"
+    command = [sys.executable, "-m", "orcaserve", "serve", str(served_model), *FLAGS, "--schedule-log", str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert f"orcaserve: --schedule-log: {path}: No such file or directory\n" in ended.stderr
