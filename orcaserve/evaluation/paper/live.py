@@ -26,7 +26,7 @@ SETTINGS = (
 )
 LOADS = (0.4, 0.7, 0.92)  # shares of what can be carried
 LONGEST, N_SLOTS = 2048, 32 * 2048
-LEAST, MOST = 12, 4000  # requests of a run
+LEAST, MOST = 24, 4000  # requests of a run
 PROBE = 32  # requests, or 2 max_bs, that come at once, to find what can be carried
 WORKLOADS = {"paper": Shape(), "azure-conv": Shape(max_input=1024, max_output=256)}  # lengths cut to what fits
 TARGET_BATCH, TARGET_INPUT, TARGET_OUTPUT = 32, 128, 32  # Figure 9's point, twice whose time is the level compared at
