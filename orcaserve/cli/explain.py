@@ -13,8 +13,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "example: orcaserve serve --schedule-log run.log ... then: orcaserve explain run.log 17\n"
-        "Requests are numbered in order of arrival, each choice of an answer by itself. Without REQUEST: which ones took\n"
-        "longest for each token."
+        "Requests are numbered in order of arrival, each choice of an answer by itself. Without REQUEST: which ones\n"
+        "took longest for each token."
     )
     parser.add_argument("log", type=Path, metavar="LOG", help="what `orcaserve serve --schedule-log` wrote")
     parser.add_argument("request", nargs="?", type=int, metavar="REQUEST", help="its number")

@@ -23,8 +23,9 @@ MOST_NAMED = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Run the arrivals of a schedule log through the scheduler again: as they were, which must give the same batches in\n"
-        "the same order; and with other settings, in virtual time, with iterations that cost what the log says they cost."
+        "Run the arrivals of a schedule log through the scheduler again: as they were, which must give the same\n"
+        "batches in the same order; and with other settings, in virtual time, with iterations that cost what the log\n"
+        "says that they cost."
     )
     parser.epilog = "example: orcaserve replay run.log --max-num-seqs 64 --scheduling-policy request-level"
     parser.add_argument("log", type=Path, metavar="LOG", help="what `orcaserve serve --schedule-log` wrote")

@@ -192,6 +192,8 @@ def _encode_status(status: EngineStatus) -> wire.Status:
         batch_initiations=status.batch_initiations,
         iteration_seconds=status.iteration_seconds,
         scheduler_seconds=status.scheduler_seconds,
+        n_preempted=status.n_preempted,
+        n_recomputed=status.n_recomputed,
     )
 
 
@@ -207,6 +209,8 @@ def decode_status(status: wire.Status) -> EngineStatus:
         batch_initiations=status.batch_initiations,
         iteration_seconds=status.iteration_seconds,
         scheduler_seconds=status.scheduler_seconds,
+        n_preempted=status.n_preempted,
+        n_recomputed=status.n_recomputed,
     )
 
 

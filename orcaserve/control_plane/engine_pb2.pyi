@@ -133,7 +133,7 @@ class IterationReport(_message.Message):
     def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ended_rows: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ..., errors: _Optional[_Mapping[int, str]] = ..., status: _Optional[_Union[Status, _Mapping]] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("iteration", "n_running", "n_waiting", "n_live", "n_reserved", "n_used", "batch_tokens", "batch_initiations", "iteration_seconds", "scheduler_seconds")
+    __slots__ = ("iteration", "n_running", "n_waiting", "n_live", "n_reserved", "n_used", "batch_tokens", "batch_initiations", "iteration_seconds", "scheduler_seconds", "n_preempted", "n_recomputed")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     N_RUNNING_FIELD_NUMBER: _ClassVar[int]
     N_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,8 @@ class Status(_message.Message):
     BATCH_INITIATIONS_FIELD_NUMBER: _ClassVar[int]
     ITERATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    N_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
+    N_RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     n_running: int
     n_waiting: int
@@ -154,7 +156,9 @@ class Status(_message.Message):
     batch_initiations: int
     iteration_seconds: float
     scheduler_seconds: float
-    def __init__(self, iteration: _Optional[int] = ..., n_running: _Optional[int] = ..., n_waiting: _Optional[int] = ..., n_live: _Optional[int] = ..., n_reserved: _Optional[int] = ..., n_used: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_initiations: _Optional[int] = ..., iteration_seconds: _Optional[float] = ..., scheduler_seconds: _Optional[float] = ...) -> None: ...
+    n_preempted: int
+    n_recomputed: int
+    def __init__(self, iteration: _Optional[int] = ..., n_running: _Optional[int] = ..., n_waiting: _Optional[int] = ..., n_live: _Optional[int] = ..., n_reserved: _Optional[int] = ..., n_used: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_initiations: _Optional[int] = ..., iteration_seconds: _Optional[float] = ..., scheduler_seconds: _Optional[float] = ..., n_preempted: _Optional[int] = ..., n_recomputed: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("message",)

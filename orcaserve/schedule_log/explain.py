@@ -209,10 +209,10 @@ def _waiting(story: Story) -> Iterator[tuple[str, str]]:
     counts = Counter(why for why, _ in story.waits)
     seconds = {why: sum(s for w, s in story.waits if w is why) for why in counts}
     parts = []
-    for why, n in counts.most_common():
+    for why, n in counts.items():
         if seconds[why] > 0:
             lacking = f" (up to {story.lacking:,} for the next one)" if why is Stop.SLOTS_LACK else ""
-            times = f" through {n} iterations" if why is not Stop.NOBODY_WAITS else ""
+            times = f" through {_count(n, 'iteration')}" if why is not Stop.NOBODY_WAITS else ""
             parts.append(f"{_span(seconds[why])}{times} because {WHY[why]}{lacking}")
     yield (
         "waited",
@@ -227,7 +227,7 @@ def _begin(story: Story) -> Iterator[tuple[str, str]]:
     first = pieces[0]
     assert first.own is not None
     others = [piece for piece in first.batch.initiations if piece is not first.own]
-    beside = [f"{len(first.batch.ids) - len(others) - 1} increments"]
+    beside = [_count(len(first.batch.ids) - len(others) - 1, "increment")]
     if others:
         beside.append(f"the initiation of {_requests(others)}")
     text = f"iteration {first.batch.number}, {first.own.n_tokens:,} tokens, beside {' and '.join(beside)}"
@@ -250,7 +250,7 @@ def _tokens(story: Story) -> Iterator[tuple[str, str]]:
     yield from _delays(story, giving[1:])
     more = len(story.visits) - len(giving) - sum(1 for v in story.visits if v.own is not None and v.own.n_to_come)
     if story.end is not None and more > 0:
-        yield "held back", f"through {more} more iterations, until all of its batch had ended"
+        yield "held back", f"through {_count(more, 'more iteration')}, until all of its batch had ended"
 
 
 def _delays(story: Story, visits: Sequence[Visit]) -> Iterator[tuple[str, str]]:
@@ -261,7 +261,11 @@ def _delays(story: Story, visits: Sequence[Visit]) -> Iterator[tuple[str, str]]:
     if not long:
         return
     extra = sum(visit.seconds - usual for visit in long)
-    yield "delays", f"{_span(extra)} in {len(long)} iterations that took longer because others began in them"
+    them = "it" if len(long) == 1 else "them"
+    yield (
+        "delays",
+        f"{_span(extra)} in {_count(len(long), 'iteration')} that took longer because others began in {them}",
+    )
     for visit in sorted(long, key=lambda visit: -visit.seconds)[:MOST_DELAYS]:
         who = _requests(sorted(visit.batch.initiations, key=lambda piece: -piece.n_tokens))
         yield "", f"iteration {visit.batch.number}: {_span(visit.seconds)} instead of {_span(usual)}, with {who}"
@@ -276,6 +280,10 @@ def _ending(story: Story) -> Iterator[tuple[str, str]]:
     total, n = story.ended - story.arrived, story.end.n_output - story.known.carried
     each = f", {_span(total / n)} for each of its {n} tokens" if n else ", without a token"
     yield "ended", f"{_span(total)} after its arrival, {ENDS[story.end.why]}{each}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
 
 
 def _requests(pieces: Sequence[Piece]) -> str:

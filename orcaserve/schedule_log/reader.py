@@ -78,8 +78,8 @@ class _Part:
         self.start = float(start)
         self.settings = self._settings(header.get("settings"))
         self.live = self._rows(header.get("live", []), "live", 6)
-        self.in_flight = header.get("in_flight", [])
-        self.last = header.get("last", [])
+        self.in_flight = self._in_flight(header.get("in_flight", []))
+        self.last = self._ids(header.get("last", []), "last")
 
     def precedes(self, other: _Part) -> bool:
         return self.run == other.run and self.number + 1 == other.number
@@ -122,6 +122,19 @@ class _Part:
             raise self.error(1, "settings.shortest_first", "must be true or false")
         model = str(found.get("model", ""))
         return Settings(found["policy"], **sizes, microbatch_size=size, shortest_first=shortest_first, model=model)
+
+    def _ids(self, value: object, name: str) -> list[int]:
+        if not isinstance(value, list) or not all(type(n) is int for n in value):
+            raise self.error(1, name, "must hold ids of requests")
+        return value
+
+    def _in_flight(self, value: object) -> dict[int, list[int]]:
+        batches: dict[int, list[int]] = {}
+        for row in value if isinstance(value, list) else [None]:
+            if not isinstance(row, list) or len(row) != 2 or type(row[0]) is not int:
+                raise self.error(1, "in_flight", "must hold lists of an iteration and ids")
+            batches[row[0]] = self._ids(row[1], "in_flight")
+        return batches
 
     def _rows(self, value: object, name: str, width: int) -> list[list[int]]:
         if not isinstance(value, list):

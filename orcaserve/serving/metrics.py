@@ -64,9 +64,9 @@ class Metrics(Collector):
         self._model = model
         self._facts = facts
         self._replicas = replicas
-        self._last_iterations = [0] * len(replicas)
+        self._last = [EngineStatus()] * len(replicas)  # what each engine has reported last
         self._last_iteration_at = time.monotonic()
-        self._earlier_iterations = 0  # of engines that are gone
+        self._earlier_iterations = self._earlier_preempted = self._earlier_recomputed = 0  # of engines that are gone
         self.engine_restarts = 0
         self.prompt_tokens = 0
         self.generation_tokens = 0
@@ -89,9 +89,9 @@ class Metrics(Collector):
         """Called with each report of the engine with this number."""
         status = report.status
         self.scheduler_seconds += status.scheduler_seconds
-        if status.iteration == self._last_iterations[replica]:
+        if status.iteration == self._last[replica].iteration:
             return
-        self._last_iterations[replica] = status.iteration
+        self._last[replica] = status
         self._last_iteration_at = time.monotonic()
         self.iteration_tokens.observe(status.batch_tokens)
         self.iteration_requests.observe(status.n_running)
@@ -100,8 +100,11 @@ class Metrics(Collector):
     def on_restart(self, replica: int) -> None:
         """Called when another engine has taken the place of one that is gone; it counts its iterations anew."""
         self.engine_restarts += 1
-        self._earlier_iterations += self._last_iterations[replica]
-        self._last_iterations[replica] = 0
+        last = self._last[replica]
+        self._earlier_iterations += last.iteration
+        self._earlier_preempted += last.n_preempted
+        self._earlier_recomputed += last.n_recomputed
+        self._last[replica] = EngineStatus()
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The text of GET /metrics and its content type."""
@@ -115,8 +118,10 @@ class Metrics(Collector):
         n_reserved = sum(status.n_reserved for status in statuses)
         # n_running is of the last batch, and stays when all is over
         running = sum(status.n_live for status in statuses) - n_waiting
-        iterations = self._earlier_iterations + sum(self._last_iterations)
+        iterations = self._earlier_iterations + sum(last.iteration for last in self._last)
         age = time.monotonic() - self._last_iteration_at
+        preempted = self._earlier_preempted + sum(last.n_preempted for last in self._last)
+        recomputed = self._earlier_recomputed + sum(last.n_recomputed for last in self._last)
         for name, text, value in (
             ("orcaserve_requests_running", "requests that have run an iteration", running),
             ("vllm:num_requests_running", "requests that have run an iteration", running),
@@ -142,7 +147,9 @@ class Metrics(Collector):
             ("orcaserve_iterations", "iterations of all engines", iterations),
             ("orcaserve_engine_restarts", "engines started in place of one that was lost", self.engine_restarts),
             ("orcaserve_scheduler_seconds", "time spent choosing batches", self.scheduler_seconds),
-            ("vllm:num_preemptions", "always 0: memory is reserved before a request starts", 0),
+            ("orcaserve_preemptions", "requests that lost their keys and values to an earlier one", preempted),
+            ("vllm:num_preemptions", "requests that lost their keys and values to an earlier one", preempted),
+            ("orcaserve_recomputed_tokens", "tokens computed once more for that", recomputed),
         ):
             yield self._counter(name, text, {(): value}, [])
         finished: dict[tuple[str, ...], float] = {(reason,): n for reason, n in self.finished.items()}

@@ -14,10 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orcaserve.core import ConfigError
 from orcaserve.simulation.shape import Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 KIND, VERSION = "orcaserve-profile", 1
 KNOTS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -168,23 +172,41 @@ def _fit(samples: Sequence[Sample]) -> ProfiledCost:
     rows = np.zeros((len(samples), n + 3))
     for row, sample in zip(rows, samples, strict=True):
         for i, share in _shares(knots, sample.shape.n_tokens):
-            row[i] = share
+            row[: i + 1] += share  # by how much a knot lies above the one before: more tokens never cost less
         row[n:] = sample.shape.n_requests, sample.shape.context, sample.shape.products
         row /= sample.seconds  # relative errors count, not absolute ones
     scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
-    rows /= scale
-    columns = list(range(n + 3))
-    while True:  # the most negative share leaves, until none is
-        solution, *_ = np.linalg.lstsq(rows[:, columns], np.ones(len(samples)), rcond=1e-10)
-        worst = int(solution.argmin())
-        if solution[worst] >= 0 or len(columns) == 1:
-            break
-        del columns[worst]
-    result = np.zeros(n + 3)
-    result[columns] = np.maximum(solution, 0) / scale[columns]
-    result[:n] = np.maximum.accumulate(result[:n])  # more tokens never cost less, beyond the last knot either
-    *at_knots, per_request, per_context, per_product = map(float, result)
+    solution = _least_squares(rows / scale, np.ones(len(samples))) / scale
+    solution[:n] = np.cumsum(solution[:n])
+    *at_knots, per_request, per_context, per_product = map(float, solution)
     return ProfiledCost(knots, tuple(at_knots), per_request, per_context, per_product)
+
+
+def _least_squares(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
+    """rows [m, n], targets [m] -> the solution [n] without negative numbers (Lawson and Hanson's algorithm)."""
+    import numpy as np
+
+    n = rows.shape[1]
+    x, free = np.zeros(n), np.zeros(n, bool)
+    tolerance = 1e-10 * float(np.abs(rows.T @ targets).max())
+    for _ in range(10 * n):
+        gradient = np.where(free, -np.inf, rows.T @ (targets - rows @ x))
+        best = int(gradient.argmax())
+        if gradient[best] <= tolerance:
+            break
+        free[best] = True
+        while free.any():
+            trial = np.zeros(n)
+            trial[free] = np.linalg.lstsq(rows[:, free], targets, rcond=1e-12)[0]
+            below = free & (trial <= 0)
+            if not below.any():
+                x = trial
+                break
+            step = float((x[below] / np.maximum(x[below] - trial[below], 1e-300)).min())  # until one is 0
+            x = np.maximum(x + step * (trial - x), 0)
+            free &= ~(below & (x <= 1e-12 * x.max()))
+            x[~free] = 0
+    return x
 
 
 def _knots_for(tokens: Sequence[int]) -> tuple[int, ...]:

@@ -63,7 +63,7 @@ def progresses(draw: st.DrawFn) -> Progress:
     return Progress(draw(request_ids), token, reason, error)
 
 
-statuses = st.builds(EngineStatus, counts, counts, counts, counts, counts, counts, counts, counts, seconds, seconds)
+statuses = st.builds(EngineStatus, *[counts] * 8, seconds, seconds, counts, counts)
 facts = st.builds(
     EngineFacts,
     model_name=texts,

@@ -27,6 +27,7 @@ def run_logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
         part_bytes: int = 2**20,
         n_files: int = 4,
         seed: int = 0,
+        pauses: float = 0.1,
     ) -> Path:
         path = tmp_path_factory.mktemp("log") / "run.log"
         config = EngineConfig(
@@ -45,7 +46,8 @@ def run_logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
                 host.submit([Request(i, prompt, params, frozenset(range(2, 12)), seed=i)])
                 if rng.random() < 0.1:
                     host.cancel([rng.randint(0, i)])
-                time.sleep(rng.random() * 0.002)
+                if rng.random() < pauses:  # else they come in bursts
+                    time.sleep(0.002)
             while n_ended < n_requests:
                 n_ended += sum(each.finish_reason is not None for each in news.get(timeout=60).progress)
         finally:

@@ -139,3 +139,17 @@ def test_another_machine_or_model_is_named() -> None:
         profile.check_machine({**this_machine(), "cores": 999})
     with pytest.raises(ConfigError, match=r"model\.weights is 'int8'"):
         profile.check_model({"name": "m", "weights": "float32"})
+
+
+def test_a_fit_of_one_batch_size_is_as_good_as_its_samples() -> None:
+    """Requests and the least cost cannot be told apart, and the first guess has negative shares: none may be lost."""
+    rng = random.Random(4)
+    samples = []
+    for _ in range(83):
+        n = rng.choice([4, 4, 4, 4, 1])
+        sizes = [(rng.randint(10, 49) if rng.random() < 0.3 else 1, rng.randint(10, 60)) for _ in range(n)]
+        sizes = [(length, 0 if length > 1 else position) for length, position in sizes]
+        shape = shape_of_sizes(sizes)
+        samples.append(Sample(shape, 0.01 + 0.0001 * shape.n_tokens))
+    cost = fit_cost(samples)
+    assert max(abs(cost.seconds(sample.shape) / sample.seconds - 1) for sample in samples) < 0.01

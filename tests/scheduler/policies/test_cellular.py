@@ -44,13 +44,14 @@ def test_one_at_the_same_token_index_joins() -> None:
 
 
 def test_an_earlier_one_that_lacks_slots_keeps_later_ones_out() -> None:
-    d = drive("cellular", n_pages=4)
+    d = drive("cellular", n_pages=4, n_workers=2)
     add(d, (3, 1), (9, 4), (3, 5))  # 1, 4 and 2 pages
     assert ids(d.next_batch()) == [0, 2], "the same cell as the earliest, and there is room"
     d.complete()
     add(d, (3, 1))
     for _ in range(4):
-        assert ids(d.next_batch()) == [2], "while 1 lacks slots, 3 must not take them"
+        assert ids(d.next_batch()) == [2]
+        assert d.next_batch() is None, "while 1 lacks slots, 3 must not take them"
         d.complete()
     assert ids(d.next_batch()) == [1]
 

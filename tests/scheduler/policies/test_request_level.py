@@ -115,6 +115,21 @@ def test_the_last_one_alive_is_cancelled_between_iterations() -> None:
     assert d.scheduler.status().n_reserved == 0
 
 
+def test_one_that_has_ended_is_answered_though_the_engine_is_lost() -> None:
+    d = drive("request-level")
+    add(d, (1, 2), (1, 5))
+    d.next_batch()
+    d.complete()
+    d.next_batch()
+    d.complete()
+    d.next_batch()
+    d.abort()
+    assert [fate.reason for fate in d.fates] == [FinishReason.STOP, FinishReason.ERROR]
+    assert len(d.fates[0].tokens) == 2
+    add(d, (1, 1))
+    d.drain()
+
+
 def test_one_that_waits_leaves_at_once() -> None:
     d = drive("request-level", max_bs=1)
     add(d, (1, 2), (1, 2))

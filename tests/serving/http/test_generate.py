@@ -227,9 +227,10 @@ def test_metrics_of_several_replicas() -> None:
     replicas = [Replica(status=statuses[0]), Replica(present=False, status=statuses[1])]
     metrics = Metrics("tiny", EngineFacts("tiny", 10, 10, 100, 1, 1), replicas)
     for replica, iteration in ((0, 1), (1, 1), (1, 2)):
-        metrics.on_report(replica, IterationReport([], EngineStatus(iteration=iteration)))
+        lost = EngineStatus(iteration=iteration, n_preempted=iteration, n_recomputed=10 * iteration)
+        metrics.on_report(replica, IterationReport([], lost))
     metrics.on_restart(1)
-    metrics.on_report(1, IterationReport([], EngineStatus(iteration=1)))
+    metrics.on_report(1, IterationReport([], EngineStatus(iteration=1, n_preempted=1, n_recomputed=30)))
     text = metrics.render("")[0].decode()
     for line in (
         'orcaserve_requests_running{model_name="tiny"} 4.0',
@@ -237,6 +238,8 @@ def test_metrics_of_several_replicas() -> None:
         'orcaserve_kv_slots{model_name="tiny"} 200.0',
         'vllm:kv_cache_usage_perc{model_name="tiny"} 0.5',
         'orcaserve_iterations_total{model_name="tiny"} 4.0',
+        'vllm:num_preemptions_total{model_name="tiny"} 4.0',
+        'orcaserve_recomputed_tokens_total{model_name="tiny"} 60.0',
         'orcaserve_replica_present{model_name="tiny",replica="0"} 1.0',
         'orcaserve_replica_present{model_name="tiny",replica="1"} 0.0',
         'orcaserve_replica_kv_slots_reserved{model_name="tiny",replica="1"} 60.0',

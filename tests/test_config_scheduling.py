@@ -1,0 +1,68 @@
+"""Settings of policies and schedule logs that contradict each other are refused, and survive the way to a child."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments
+from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig, ScheduleLogConfig, SchedulerConfig
+from orcaserve.core import ConfigError
+
+MODEL = ModelConfig(Path("m"), "m")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"policy": "fair"}, "--scheduling-policy: must be one of iteration-level, request-level, cellular"),
+        ({"microbatch_size": 2}, "--microbatch-size: means something for request-level only, not for iteration-level"),
+        ({"policy": "overcommit", "first_iteration": "whole"}, "--first-iteration: means something for request-level"),
+        ({"policy": "request-level", "first_iteration": "half"}, "--first-iteration: must be one of shortest, whole"),
+        ({"policy": "request-level", "microbatch_size": 0}, "--microbatch-size: must be an integer of 1 or more"),
+        ({"policy": "request-level", "max_bs": 4, "microbatch_size": 5}, "must be at most --max-num-seqs, 4"),
+    ],
+)
+def test_schedulers(settings: dict[str, object], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        SchedulerConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_stages_need_microbatches() -> None:
+    whole = SchedulerConfig(policy="request-level")
+    EngineConfig(MODEL, scheduler=whole, parallel=ParallelConfig(1, 2))
+    with pytest.raises(ConfigError, match="--microbatch-size: request-level needs it with 2 stages"):
+        EngineConfig(MODEL, scheduler=whole, parallel=ParallelConfig(2))
+    EngineConfig(MODEL, scheduler=dataclasses.replace(whole, microbatch_size=8), parallel=ParallelConfig(2))
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [({"part_bytes": 1000}, "--schedule-log-size: .* 65536 or more"), ({"n_files": 0}, "--schedule-log-files")],
+)
+def test_logs(settings: dict[str, int], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        ScheduleLogConfig(Path("x"), **settings)
+
+
+def test_they_survive_the_way_to_a_child() -> None:
+    config = EngineConfig(
+        MODEL,
+        scheduler=SchedulerConfig(8, "request-level", 2, "whole"),
+        schedule_log=ScheduleLogConfig(Path("/x/run.log"), 2**20, 2),
+    )
+    assert EngineConfig.from_json(config.to_json()) == config
+    assert EngineConfig.from_json(EngineConfig(MODEL).to_json()) == EngineConfig(MODEL)
+
+
+def test_flags() -> None:
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, positional=True)
+    add_schedule_log_arguments(parser)
+    flags = "--scheduling-policy request-level --microbatch-size 2 --schedule-log x --schedule-log-size 1MiB"
+    args = parser.parse_args(flags.split())
+    assert (args.scheduling_policy, args.microbatch_size, args.first_iteration) == ("request-level", 2, None)
+    assert (args.schedule_log, args.schedule_log_size, args.schedule_log_files) == (Path("x"), 2**20, 4)
