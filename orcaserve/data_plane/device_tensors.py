@@ -5,8 +5,8 @@
 
 Everything is made of gathers and of transfers between two. An all-reduce of either library adds up each piece of an
 array in another order, so that a row's sum would depend, by rounding, on where in a batch it stands; here the parts are
-added in the order of the shards, in float32, at each of them. It costs memory for all parts, and as many bytes into each
-GPU as there are shards, where a ring takes two: little, for the few shards that share a fast link.
+added in the order of the shards, in float32, at each of them. It costs memory for all parts, and as many arrays into
+each GPU as there are other shards, where a ring takes two: no more for three shards, and little for a few.
 
 On a GPU nothing here makes the host wait but `IncomingTensor.wait`: transfers run on NCCL's own streams beside the
 computation, and what is computed next waits for them on the device. A receive takes a few of the GPU's processors while
@@ -20,7 +20,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -72,7 +71,7 @@ class Meeting:
 
 
 class Groups(Protocol):
-    """Makes torch's process groups. All members of a group must make it, by the same name; each waits for the others."""
+    """Makes torch's process groups. All members of a group must make it, by one name; each waits for the others."""
 
     def pair(self, name: str, rank: int) -> Any:
         """For transfers from rank 0 to rank 1."""
@@ -92,7 +91,7 @@ class GlooGroups:
 
     def circle(self, name: str, rank: int, size: int) -> Any:
         gloo: Any = dist.ProcessGroupGloo
-        group = gloo(dist.PrefixStore(name, self._store), rank, size, self._options)
+        group = gloo(_store_of(name, self._store), rank, size, self._options)
         group.set_timeout(PATIENCE)
         return group
 
@@ -124,10 +123,10 @@ class NCCLGroups:
         return group
 
     def _group(self, name: str, rank: int, size: int) -> Any:
-        nccl: Any = dist.ProcessGroupNCCL  # type: ignore[attr-defined]
+        nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = PATIENCE
-        return nccl(dist.PrefixStore(name, self._store), rank, size, options)
+        return nccl(_store_of(name, self._store), rank, size, options)
 
     def _number(self) -> Tensor:
         return torch.zeros(1, device=self._device)
@@ -161,10 +160,13 @@ class DevicePlane:
         # In this order everywhere: whoever waits for a later stage to come waits for one that does not wait for him.
         self._before = self._step(groups, place.stage - 1) if place.stage else None
         self._after = None if place.last else self._step(groups, place.stage)
-        self._shards = groups.circle(f"stage-{place.stage}", place.shard, place.n_shards) if place.n_shards > 1 else None
+        alone = place.n_shards == 1
+        self._shards = None if alone else groups.circle(f"stage-{place.stage}", place.shard, place.n_shards)
         self._sent: deque[tuple[Any, Tensor]] = deque()  # under way, with what must live until it has left
         # Receives begin on another thread, which must not wait for what the device computes.
-        self._arrivals = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._arrivals: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._arrivals = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def receive(self, n_rows: int, width: int) -> _Incoming:
         with torch.cuda.stream(self._arrivals):
@@ -244,8 +246,8 @@ class HostCopies:
 def meet(meeting: Meeting, device: torch.device, dtype: torch.dtype) -> TensorPlane:
     """Find the other workers, all of whom must call this at about the same time.
 
-    Numbers go through NCCL if every worker has a GPU of its own. NCCL refuses two on one: then, as between CPUs, they go
-    through Gloo. Raises RuntimeError if the others do not come.
+    Numbers go through NCCL if every worker has a GPU of its own. NCCL refuses two on one: then, as between CPUs, they
+    go through Gloo. Raises RuntimeError if the others do not come.
     """
     place, timeout = meeting.place, timedelta(seconds=meeting.join_timeout)
     store = open_store(meeting.rendezvous, place.n_ranks, timeout)
@@ -260,6 +262,10 @@ def meet(meeting: Meeting, device: torch.device, dtype: torch.dtype) -> TensorPl
     if place.rank == 0:
         _log.warning("workers share a GPU, which NCCL refuses: numbers go through the host's memory, which is slower")
     return HostCopies(host, device)
+
+
+def _store_of(group: str, store: Any) -> Any:
+    return dist.PrefixStore(group, store)  # type: ignore[attr-defined]
 
 
 def all_differ(devices: Sequence[bytes]) -> bool:

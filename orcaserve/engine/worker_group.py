@@ -76,7 +76,8 @@ class WorkerGroup:
     def load(self) -> list[tuple[int, int | None]]:
         """Start the processes and wait until they have their weights.
 
-        Returns for each machine bytes of a slot over its workers, and of its free memory (None: this machine's).
+        Returns for each machine bytes of a slot over its workers, and of its free memory (None: this machine's); for
+        each worker if they run on GPUs.
 
         Raises what a worker raised (ModelError, ConfigError), or EngineError if one is lost.
         """
@@ -102,6 +103,8 @@ class WorkerGroup:
             loaded[place] = message.loaded
             if message.loaded.version != __version__:
                 raise EngineError(f"a worker is of version {message.loaded.version}, this engine of {__version__}")
+        if self._config.model.device.startswith("cuda"):  # each has memory of its own, or told its share of it
+            return [(worker.slot_bytes, worker.free_bytes) for worker in loaded.values()]
         slot_bytes = [sum(loaded[place].slot_bytes for place in share) for share in self._shares]
         free_bytes = [None, *(min(loaded[place].free_bytes for place in share) for share in others)]
         return list(zip(slot_bytes, free_bytes, strict=True))
@@ -153,11 +156,12 @@ class WorkerGroup:
         self._remove_folder()
 
     def _launch(self, place: Place, folder: Path) -> None:
-        machines = self._machines
+        machines, own = self._machines, self._shares[0]
         store = machines.store.fileno() if machines.store is not None and place.rank == 0 else None
         self._processes[place] = WorkerProcess(
-            place, self._config, lambda: self._lose(place), folder, machines.address, store
-        )
+            place, self._config, lambda: self._lose(place), folder, machines.address, store,
+            among=(own.index(place), len(own)),
+        )  # fmt: skip
         if store is not None:
             machines.hand_over_store()
 

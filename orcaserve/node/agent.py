@@ -118,11 +118,14 @@ class NodeAgent:
             nodes=NodesConfig(secret=settings.secret),
         )
         parallel = config.parallel
-        for position in assignment.places:
+        for index, position in enumerate(assignment.places):
             place = Place(
                 position.stage, position.shard, parallel.pipeline_parallel_size, parallel.tensor_parallel_size
             )
-            self._processes[place] = WorkerProcess(place, config, partial(self._tell_end, link, place), address=address)
+            self._processes[place] = WorkerProcess(
+                place, config, partial(self._tell_end, link, place), address=address,
+                among=(index, len(assignment.places)),
+            )  # fmt: skip
         names = ", ".join(place.name for place in self._processes)
         _log.info("part of the engine at %s: runs %s", settings.join, names)
         workers = [wire.StartedWorker(port=process.port(), pid=process.pid) for process in self._processes.values()]

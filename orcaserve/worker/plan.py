@@ -29,8 +29,8 @@ class Plan:
         """The plan for the configured model, of which only headers are read. Raises ModelError or ConfigError."""
         parallel = config.parallel
         flag = "--pipeline-parallel-size" if parallel.pipeline_parallel_size > 1 else "--tensor-parallel-size"
-        if config.model.device != "cpu":
-            raise ConfigError("--device", f"only a CPU runs parts of a model: leave out {flag}, or take --device cpu")
+        if config.model.device != "cpu" and is_converted(config.model.path):
+            raise ConfigError("--device", "a converted model is packed for the CPU's kernels: take --device cpu")
         if is_converted(config.model.path):
             raise ConfigError(flag, "a converted model is packed as a whole: give the files that it was made from")
         if find_spec("torch") is None:

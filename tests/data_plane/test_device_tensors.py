@@ -12,7 +12,8 @@ import pytest
 
 from orcaserve.data_plane.protocol import NeighbourLost, Place
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 from torch import Tensor
 
 from orcaserve.data_plane.device_tensors import HostCopies, Meeting, TensorPlane, all_differ, meet

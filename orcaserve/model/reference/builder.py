@@ -55,9 +55,9 @@ def load_reference(path: Path, dtype: str = "float32", device: torch.device | st
 
 
 def load_reference_part(
-    path: Path, part: Part, dtype: str, device: torch.device, all_reduce: AllReduce | None
+    path: Path, part: Part, dtype: torch.dtype, device: torch.device, all_reduce: AllReduce | None
 ) -> Transformer:
     """The same of a part: reads its weights and no others. all_reduce: see Transformer. Raises as load_reference."""
     with ModelFiles(path) as files:
-        builder = TorchBuilder(files.spec.norm_eps, DTYPES[dtype], device)
+        builder = TorchBuilder(files.spec.norm_eps, dtype, device)
         return Transformer(files.spec, files.load_part(builder, part), part, all_reduce)
