@@ -70,14 +70,20 @@ class Meeting:
     address: str = "127.0.0.1"
 
 
+class Circle(Protocol):
+    """The shards of a stage."""
+
+    def all(self, own: Tensor) -> Tensor:
+        """own [rows, width] of every shard -> [shards, rows, width]."""
+
+
 class Groups(Protocol):
     """Makes torch's process groups. All members of a group must make it, by one name; each waits for the others."""
 
     def pair(self, name: str, rank: int) -> Any:
-        """For transfers from rank 0 to rank 1."""
+        """A process group, for transfers from rank 0 to rank 1."""
 
-    def circle(self, name: str, rank: int, size: int) -> Any:
-        """For gathers."""
+    def circle(self, name: str, rank: int, size: int) -> Circle: ...
 
 
 class GlooGroups:
@@ -87,13 +93,33 @@ class GlooGroups:
         self._store, self._options = store, gloo_options(address, join_timeout)
 
     def pair(self, name: str, rank: int) -> Any:
-        return self.circle(name, rank, 2)
+        return self._group(name, rank, 2)
 
-    def circle(self, name: str, rank: int, size: int) -> Any:
+    def circle(self, name: str, rank: int, size: int) -> Circle:
+        return _GlooCircle(self._group(name, rank, size))
+
+    def _group(self, name: str, rank: int, size: int) -> Any:
         gloo: Any = dist.ProcessGroupGloo
         group = gloo(_store_of(name, self._store), rank, size, self._options)
         group.set_timeout(PATIENCE)
         return group
+
+
+class _GlooCircle:
+    """Everybody sends to everybody: Gloo's own gather of small arrays takes ten times as long."""
+
+    def __init__(self, group: Any) -> None:
+        self._group, self._rank = group, group.rank()
+        self._others = [rank for rank in range(group.size()) if rank != self._rank]
+
+    def all(self, own: Tensor) -> Tensor:
+        everything = own.new_empty((len(self._others) + 1, *own.shape))
+        everything[self._rank] = own
+        transfers = [self._group.recv([everything[rank]], rank, 0) for rank in self._others]
+        transfers += [self._group.send([own], rank, 0) for rank in self._others]
+        for transfer in transfers:
+            transfer.wait()
+        return everything
 
 
 class NCCLGroups:
@@ -116,11 +142,11 @@ class NCCLGroups:
         torch.cuda.current_stream(self._device).synchronize()
         return group
 
-    def circle(self, name: str, rank: int, size: int) -> Any:
-        group, number = self._group(name, rank, size), self._number()
-        group._allgather_base(number.new_empty(size), number).wait()
+    def circle(self, name: str, rank: int, size: int) -> Circle:
+        circle = _NCCLCircle(self._group(name, rank, size))
+        circle.all(self._number())
         torch.cuda.current_stream(self._device).synchronize()
-        return group
+        return circle
 
     def _group(self, name: str, rank: int, size: int) -> Any:
         nccl: Any = dist.ProcessGroupNCCL
@@ -129,7 +155,17 @@ class NCCLGroups:
         return nccl(_store_of(name, self._store), rank, size, options)
 
     def _number(self) -> Tensor:
-        return torch.zeros(1, device=self._device)
+        return torch.zeros((1, 1), device=self._device)
+
+
+class _NCCLCircle:
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def all(self, own: Tensor) -> Tensor:
+        everything = own.new_empty((self._group.size(), *own.shape))
+        self._group._allgather_base(everything, own).wait()
+        return everything
 
 
 class _Incoming:
@@ -181,7 +217,7 @@ class DevicePlane:
                 self._sent.popleft()[0].wait()
 
     def all_reduce(self, x: Tensor, n_next: int = 0) -> None:
-        first, *others = self._all(x)
+        first, *others = self._shares(x)
         total = first.float()
         for other in others:
             total += other
@@ -189,7 +225,7 @@ class DevicePlane:
 
     def gather(self, own: Tensor, widths: Sequence[int]) -> Tensor | None:
         widest = max(widths)
-        everything = self._all(torch.nn.functional.pad(own, (0, widest - own.shape[1])))
+        everything = self._shares(torch.nn.functional.pad(own, (0, widest - own.shape[1])))
         if self._place.shard:
             return None
         return torch.cat([rows[:, :width] for rows, width in zip(everything, widths, strict=True)], dim=1)
@@ -197,13 +233,11 @@ class DevicePlane:
     def close(self) -> None:
         self._sent.clear()
 
-    def _all(self, own: Tensor) -> Tensor:
+    def _shares(self, own: Tensor) -> Tensor:
         """own [rows, width] of every shard -> [shards, rows, width]."""
         assert self._shards is not None
-        everything = own.new_empty((self._place.n_shards * own.shape[0], own.shape[1]))
         with translated():
-            self._shards._allgather_base(everything, own).wait()
-        return everything.view(self._place.n_shards, *own.shape)
+            return self._shards.all(own)
 
     def _step(self, groups: Groups, stage: int) -> Any:
         """From that stage to the next: rank 0 sends, rank 1 receives."""
