@@ -74,7 +74,7 @@ class Circle(Protocol):
     """The shards of a stage."""
 
     def all(self, own: Tensor) -> Tensor:
-        """own [rows, width] of every shard -> [shards, rows, width]."""
+        """own [rows, width], contiguous, of every shard -> [shards, rows, width]. Raises NeighbourLost."""
 
 
 class Groups(Protocol):
@@ -115,10 +115,11 @@ class _GlooCircle:
     def all(self, own: Tensor) -> Tensor:
         everything = own.new_empty((len(self._others) + 1, *own.shape))
         everything[self._rank] = own
-        transfers = [self._group.recv([everything[rank]], rank, 0) for rank in self._others]
-        transfers += [self._group.send([own], rank, 0) for rank in self._others]
-        for transfer in transfers:
-            transfer.wait()
+        with translated():
+            transfers = [self._group.recv([everything[rank]], rank, 0) for rank in self._others]
+            transfers += [self._group.send([own], rank, 0) for rank in self._others]
+            for transfer in transfers:
+                transfer.wait()
         return everything
 
 
@@ -164,7 +165,8 @@ class _NCCLCircle:
 
     def all(self, own: Tensor) -> Tensor:
         everything = own.new_empty((self._group.size(), *own.shape))
-        self._group._allgather_base(everything, own).wait()
+        with translated():
+            self._group._allgather_base(everything, own).wait()
         return everything
 
 
@@ -234,10 +236,8 @@ class DevicePlane:
         self._sent.clear()
 
     def _shares(self, own: Tensor) -> Tensor:
-        """own [rows, width] of every shard -> [shards, rows, width]."""
         assert self._shards is not None
-        with translated():
-            return self._shards.all(own)
+        return self._shards.all(own)
 
     def _step(self, groups: Groups, stage: int) -> Any:
         """From that stage to the next: rank 0 sends, rank 1 receives."""
