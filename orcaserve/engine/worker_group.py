@@ -232,9 +232,9 @@ class WorkerGroup:
                 return
             self._lost = error = self._reason(place)
             started = self._started
-        _log.error("%s", error)
         self._news.put(None)
-        if started:
+        if started:  # else whoever waits for the start is told
+            _log.error("%s", error)
             self._on_loss(error)
 
     def _reason(self, place: Place) -> OrcaServeError:

@@ -100,4 +100,4 @@ def test_without_a_gpu_the_user_reads_one_line(default_model: Path) -> None:
     command = [sys.executable, "-m", "orcaserve", "generate", "--model", str(default_model), "--prompt", "x"]
     ended = subprocess.run([*command, "-pp", "2", "--device", "cuda"], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr.endswith("orcaserve: --device: PyTorch finds no cuda here\n")
+    assert ended.stderr == "orcaserve: --device: PyTorch finds no cuda here\n"
