@@ -22,11 +22,11 @@ import torch.distributed as dist
 from orcaserve.data_plane.protocol import Floats, NeighbourLost, Place
 
 _HIDDEN, _SUM, _LOGITS, _WATCHED = 1, 2, 3, 4  # tags: transfers of one kind keep their order
-_PATIENCE = timedelta(hours=1)  # a stage may compute a long prompt for minutes. Who is lost is seen elsewhere.
+PATIENCE = timedelta(hours=1)  # a stage may compute a long prompt for minutes. Who is lost is seen elsewhere.
 
 
 @contextlib.contextmanager
-def _translated() -> Iterator[None]:
+def translated() -> Iterator[None]:
     """torch says RuntimeError of whatever happens to a transfer."""
     try:
         yield
@@ -37,11 +37,11 @@ def _translated() -> Iterator[None]:
 class _Receive:
     def __init__(self, group: Any, buffer: Floats, source: int, tag: int) -> None:
         self._buffer = buffer
-        with _translated():
+        with translated():
             self._work = group.recv([torch.from_numpy(buffer)], source, tag)
 
     def wait(self) -> Floats:
-        with _translated():
+        with translated():
             self._work.wait()
         return self._buffer
 
@@ -64,6 +64,22 @@ class StoreAddress:
         )
 
 
+def open_store(rendezvous: Path | StoreAddress, n_ranks: int, timeout: timedelta) -> Any:
+    if isinstance(rendezvous, StoreAddress):
+        return rendezvous.open(n_ranks, timeout)
+    return dist.FileStore(str(rendezvous), n_ranks)  # type: ignore[attr-defined]
+
+
+def gloo_options(address: str, join_timeout: float) -> Any:
+    """Of groups whose members meet within join_timeout seconds, and of which nothing listens but at `address`."""
+    gloo: Any = dist.ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=join_timeout)
+    options._threads = 1
+    return options
+
+
 class TorchDataPlane:
     """A DataPlane. All workers must make theirs at about the same time: each waits for the others.
 
@@ -79,16 +95,9 @@ class TorchDataPlane:
     ) -> None:
         self._place = place
         gloo: Any = dist.ProcessGroupGloo
-        if isinstance(rendezvous, StoreAddress):
-            self._store = rendezvous.open(place.n_ranks, timedelta(seconds=join_timeout))  # served while it is kept
-        else:
-            self._store = dist.FileStore(str(rendezvous), place.n_ranks)  # type: ignore[attr-defined]
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=address)]
-        options._timeout = timedelta(seconds=join_timeout)
-        options._threads = 1
-        self._group = gloo(self._store, place.rank, place.n_ranks, options)
-        self._group.set_timeout(_PATIENCE)
+        self._store = open_store(rendezvous, place.n_ranks, timedelta(seconds=join_timeout))  # served while it is kept
+        self._group = gloo(self._store, place.rank, place.n_ranks, gloo_options(address, join_timeout))
+        self._group.set_timeout(PATIENCE)
         self._sums: dict[int, _Receive] = {}  # expected by the next sum
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()  # under way, with what must live until it has left
 
@@ -99,7 +108,7 @@ class TorchDataPlane:
 
     def send(self, rows: Floats) -> None:
         place, tensor = self._place, torch.from_numpy(rows)
-        with _translated():
+        with translated():
             work = self._group.send([tensor], place.rank_of(place.stage + 1, place.shard), _HIDDEN)
             self._sent.append((work, tensor))
             if len(self._sent) > place.n_stages:  # as many batches are in flight: the oldest has long arrived
@@ -150,6 +159,6 @@ class TorchDataPlane:
     def _send_all(self, x: Floats, ranks: Sequence[int], tag: int) -> None:
         """Returns when x may be changed again."""
         tensor = torch.from_numpy(x)
-        with _translated():
+        with translated():
             for work in [self._group.send([tensor], rank, tag) for rank in ranks]:
                 work.wait()

@@ -81,7 +81,8 @@ class WorkerGroup:
     def load(self) -> list[tuple[int, int | None]]:
         """Start the processes and wait until they have their weights.
 
-        Returns for each machine bytes of a slot over its workers, and of its free memory (None: this machine's).
+        Returns for each machine bytes of a slot over its workers, and of its free memory (None: this machine's); for
+        each worker if they run on GPUs.
 
         Raises what a worker raised (ModelError, ConfigError), EngineError if one is lost, NoRoom.
         """
@@ -111,6 +112,8 @@ class WorkerGroup:
             loaded[place] = message.loaded
             if message.loaded.version != __version__:
                 raise EngineError(f"a worker is of version {message.loaded.version}, this engine of {__version__}")
+        if self._config.model.device.startswith("cuda"):  # each has memory of its own, or told its share of it
+            return [(worker.slot_bytes, worker.free_bytes) for worker in loaded.values()]
         machines: dict[str | None, list[Place]] = {None: own} if own else {}
         for node, share in zip(self._machines.nodes, others, strict=True):
             machines[node.address] = machines.get(node.address, []) + share  # Ray may place several nodes on one
@@ -178,11 +181,12 @@ class WorkerGroup:
         self._remove_folder()
 
     def _launch(self, place: Place, folder: Path, memory: SharedMemory | None) -> None:
-        machines = self._machines
+        machines, own = self._machines, self._shares[0]
         store = machines.store.fileno() if machines.store is not None and place.rank == 0 else None
         self._processes[place] = WorkerProcess(
-            place, self._config, lambda: self._lose(place), folder, machines.address, store, memory
-        )
+            place, self._config, lambda: self._lose(place), folder, machines.address, store, memory,
+            among=(own.index(place), len(own)),
+        )  # fmt: skip
         if store is not None:
             machines.hand_over_store()
 
@@ -261,9 +265,9 @@ class WorkerGroup:
                 return
             self._lost = error = self._reason(place)
             started = self._started
-        _log.error("%s", error)
         self._news.put(None)
-        if started:
+        if started:  # else whoever waits for the start is told
+            _log.error("%s", error)
             self._on_loss(error)
 
     def _reason(self, place: Place) -> OrcaServeError:

@@ -141,13 +141,14 @@ class NodeAgent:
         places = [Place(position.stage, position.shard, *sizes) for position in assignment.places]
         store = 0
         with shared_by(places) as memory:
-            for place in places:
+            for index, place in enumerate(places):
                 with contextlib.ExitStack() as ours:  # the worker that serves the store has it, once it has started
                     listener = ours.enter_context(listen_at(address)) if place.rank == 0 else None
                     store = store if listener is None else listener.getsockname()[1]
                     self._processes[place] = WorkerProcess(
                         place, config, partial(self._tell_end, link, place), address=address,
                         store=None if listener is None else listener.fileno(), memory=memory,
+                        among=(index, len(places)),
                     )  # fmt: skip
         names = ", ".join(place.name for place in self._processes)
         _log.info("part of the engine at %s: runs %s", settings.join, names)

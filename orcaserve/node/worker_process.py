@@ -25,7 +25,8 @@ class WorkerProcess:
     """Started at once. It dies with the thread that starts it, and with this process, which holds a pipe to it open.
 
     folder: for its socket, on the master's machine; elsewhere it listens at `address`. store, memory: see
-    worker.controller.Site; it inherits the descriptors.
+    worker.controller.Site; it inherits the descriptors. among: which one of how many it is on
+    this machine.
     on_end: called when it has ended, on a thread of its own; `returncode` is set by then.
     """
 
@@ -40,10 +41,12 @@ class WorkerProcess:
         address: str = "127.0.0.1",
         store: int | None = None,
         memory: SharedMemory | None = None,
+        among: tuple[int, int] = (0, 1),
     ) -> None:
         level = logging.getLevelName(_log.getEffectiveLevel()).lower()
         command = [sys.executable, "-P", "-m", WORKER_MODULE, "--place", f"{place.stage},{place.shard}"]
         command += ["--parent", str(os.getpid()), "--log-level", level, "--address", address]
+        command += ["--among", "{},{}".format(*among)]
         command += [] if folder is None else ["--folder", str(folder)]
         command += [] if store is None else ["--store", str(store)]
         command += [] if memory is None else ["--memory", memory.to_text()]

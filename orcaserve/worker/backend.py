@@ -73,11 +73,16 @@ def load_backend(config: EngineConfig, n_threads: int) -> Backend:
     return NativeBackend(config, n_threads)
 
 
-def _reference(config: EngineConfig, n_threads: int) -> Backend:
+def check_floats(config: EngineConfig) -> None:
+    """Raises ConfigError for settings that only the CPU's kernels know."""
     if config.model.quantization not in ("auto", "none"):
         raise ConfigError("--quantization", f"{config.model.quantization} weights need the CPU's kernels: --device cpu")
     if config.kv.dtype == "int8":
         raise ConfigError("--kv-cache-dtype", "int8 keys and values need the CPU's kernels: --device cpu")
+
+
+def _reference(config: EngineConfig, n_threads: int) -> Backend:
+    check_floats(config)
     try:  # late: it imports torch, which a CPU does without
         from orcaserve.worker.reference_backend import ReferenceBackend
     except ModuleNotFoundError as error:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from orcaserve.config import EngineConfig, split_address
 from orcaserve.control_plane import worker_codec as codec
@@ -23,13 +24,17 @@ from orcaserve.data_plane.memory import SharedMemory
 from orcaserve.data_plane.mixed import MixedPlane
 from orcaserve.data_plane.protocol import DataPlane, NeighbourLost, Place
 from orcaserve.version import __version__
+from orcaserve.worker.among import ALONE, Among
 from orcaserve.worker.executor import DeviceExecutor
 from orcaserve.worker.facts import n_threads_for
-from orcaserve.worker.part_backend import PartBackend
+from orcaserve.worker.parts import RunsPart, free_memory, load_part, meet_on_device
 from orcaserve.worker.plan import Plan
-from orcaserve.worker.resources import available_memory
 from orcaserve.worker.watched_plane import WatchedPlane
 from orcaserve.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from orcaserve.data_plane.device_tensors import TensorPlane
+    from orcaserve.data_plane.torch_distributed import StoreAddress
 
 JOIN_TIMEOUT = 60.0  # s for all workers to meet once their weights are loaded
 ORDER_GRACE = 0.5  # s; an engine that ends does not reach all workers at once
@@ -46,12 +51,14 @@ class Site:
     address: of this machine, for the data plane.
     store: the socket at which this worker is to serve the data plane's meeting of several machines, if it is to.
     memory: what it shares with the others of this machine, if there are others.
+    among: which one it is of this machine's.
     """
 
     folder: Path | None
     address: str = "127.0.0.1"
     store: int | None = None
     memory: SharedMemory | None = None
+    among: Among = ALONE
 
 
 class WorkerController:
@@ -86,9 +93,8 @@ class WorkerController:
         try:
             on_listening(self._server.start())
             self._backend = self._executor.call(self._load)
-            loaded = wire.Loaded(
-                version=__version__, slot_bytes=self._backend.slot_bytes, free_bytes=available_memory()
-            )
+            free = free_memory(self._config, self._site.among)
+            loaded = wire.Loaded(version=__version__, slot_bytes=self._backend.slot_bytes, free_bytes=free)
             self._server.send(wire.FromWorker(loaded=loaded))
         except Exception as error:
             self._fail(error, "loading failed")
@@ -137,17 +143,20 @@ class WorkerController:
             self.exit_code = 1
         self._end()
 
-    def _load(self) -> PartBackend:
+    def _load(self) -> RunsPart:
         config = self._config
-        return PartBackend(config, Plan.read(config), self._place, n_threads_for(config))
+        return load_part(config, Plan.read(config), self._place, n_threads_for(config), self._site.among)
 
     def _join(self, start: wire.Start) -> None:
         self._plane = WatchedPlane(self._meet(start), self._place)
         self._backend.join(self._plane)
         self._worker = Worker.over(self._backend, self._config, start.n_slots)  # when memory of loading is free again
 
-    def _meet(self, start: wire.Start) -> DataPlane:
-        """The near road to the workers of this machine, the far one to others: torch comes where there are some."""
+    def _meet(self, start: wire.Start) -> Any:
+        """A data plane of what the backend passes on: numpy's arrays between CPUs, else tensors."""
+        if self._config.model.device != "cpu":
+            return self._meet_on_device(start)
+        # The near road to the workers of this machine, the far one to others: torch comes where there are some.
         place, memory = self._place, self._site.memory
         if memory is None:
             return self._far(start)
@@ -157,14 +166,25 @@ class WorkerController:
         return near if len(memory.ranks) == place.n_ranks else MixedPlane(place, memory.ranks, near, self._far(start))
 
     def _far(self, start: wire.Start) -> DataPlane:
-        from orcaserve.data_plane.torch_distributed import StoreAddress, TorchDataPlane
+        from orcaserve.data_plane.torch_distributed import TorchDataPlane
+
+        return TorchDataPlane(self._place, self._rendezvous(start), JOIN_TIMEOUT, self._site.address)
+
+    def _meet_on_device(self, start: wire.Start) -> TensorPlane:
+        from orcaserve.data_plane.device_tensors import Meeting
+
+        meeting = Meeting(self._place, self._rendezvous(start), JOIN_TIMEOUT, self._site.address)
+        return meet_on_device(self._config, self._site.among, meeting)
+
+    def _rendezvous(self, start: wire.Start) -> Path | StoreAddress:
+        from orcaserve.data_plane.torch_distributed import StoreAddress
 
         site = self._site
         if start.rendezvous:
             host, port = split_address("rendezvous", start.rendezvous)
-            return TorchDataPlane(self._place, StoreAddress(host, port, site.store), JOIN_TIMEOUT, site.address)
+            return StoreAddress(host, port, site.store)
         assert site.folder is not None, "elsewhere there is a store"
-        return TorchDataPlane(self._place, site.folder / RENDEZVOUS, JOIN_TIMEOUT)
+        return site.folder / RENDEZVOUS
 
     def _beat(self) -> Beat:
         """Once it has joined."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import CheckpointError, ConfigError, SamplingParams, UnsupportedModel
+from orcaserve.core import CheckpointError, ConfigError, UnsupportedModel
 from orcaserve.core.spans import COMPUTE, RECEIVE, SAMPLE, Span
 from orcaserve.data_plane.protocol import DataPlane, Incoming, Place
 from orcaserve.model.layout import Int32s, Layout
@@ -23,23 +23,9 @@ from orcaserve.native.sampler import Sampler
 from orcaserve.worker import backend
 from orcaserve.worker.part_weights import begin_loading
 from orcaserve.worker.plan import Plan
+from orcaserve.worker.sampled_elsewhere import SampledElsewhere
 
 _log = logging.getLogger(__name__)
-
-
-class _SampledElsewhere:
-    """The Sampler of a worker that chooses no tokens."""
-
-    def admit(
-        self,
-        request_id: int,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        stop_ids: frozenset[int],
-        seed: int,
-        output: Sequence[int],
-    ) -> None: ...
-    def drop(self, request_ids: Iterable[int]) -> None: ...
 
 
 class PartBackend:
@@ -72,7 +58,7 @@ class PartBackend:
         self.slot_bytes = slot_bytes(part.own_spec, self._storage)
         self._samples = part.last and part.shard == 0
         self._sampler = Sampler(self._team) if self._samples else None
-        self.sampler: backend.Sampler = self._sampler or _SampledElsewhere()
+        self.sampler: backend.Sampler = self._sampler or SampledElsewhere()
         self._vocabularies = [
             len(Part(part.spec, part.layers, shard, part.n_shards).vocabulary) for shard in range(part.n_shards)
         ]

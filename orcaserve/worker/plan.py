@@ -33,9 +33,10 @@ class Plan:
         """The plan for the configured model, of which only headers are read. Raises ModelError or ConfigError."""
         parallel = config.parallel
         flag = "--pipeline-parallel-size" if parallel.pipeline_parallel_size > 1 else "--tensor-parallel-size"
-        if config.model.device != "cpu":
-            raise ConfigError("--device", f"only a CPU runs parts of a model: leave out {flag}, or take --device cpu")
-        if (config.nodes.n_nodes > 1 or not memory.AVAILABLE) and find_spec("torch") is None:
+        if config.model.device != "cpu" and is_converted(config.model.path):
+            raise ConfigError("--device", "a converted model is packed for the CPU's kernels: take --device cpu")
+        far = config.nodes.n_nodes > 1 or config.model.device != "cpu" or not memory.AVAILABLE
+        if far and find_spec("torch") is None:
             raise ConfigError(flag, "these workers exchange numbers through PyTorch: pip install 'orcaserve[torch]'")
         if is_converted(config.model.path):
             return cls._of_converted(config)

@@ -25,6 +25,7 @@ from orcaserve.control_plane.channel import worker_socket
 from orcaserve.data_plane.memory import SharedMemory
 from orcaserve.data_plane.protocol import Place
 from orcaserve.process import SWITCH_INTERVAL, die_with_parent, name_process
+from orcaserve.worker.among import Among
 from orcaserve.worker.controller import RENDEZVOUS, Site, WorkerController
 
 
@@ -34,6 +35,7 @@ def main() -> NoReturn:
     parser.add_argument("--address", default="127.0.0.1", help="of this machine, for the data plane")
     parser.add_argument("--store", type=int, help="file descriptor: listens for the data plane's meeting")
     parser.add_argument("--memory", type=SharedMemory.from_text, help="what the workers of this machine share")
+    parser.add_argument("--among", default="0,1", help="INDEX,N: which one of how many on this machine, from 0")
     parser.add_argument("--place", required=True, help="STAGE,SHARD, counted from 0")
     parser.add_argument("--parent", type=int, required=True, help="process id of the engine")
     parser.add_argument("--log-level", default="info")
@@ -52,7 +54,9 @@ def main() -> NoReturn:
     parallel = config.parallel
     place = Place(stage, shard, parallel.pipeline_parallel_size, parallel.tensor_parallel_size)
     signal.signal(signal.SIGTERM, lambda *_: _abandon(options.folder, place))
-    controller = WorkerController(config, place, Site(options.folder, options.address, options.store, options.memory))
+    among = Among(*map(int, options.among.split(",")))
+    site = Site(options.folder, options.address, options.store, options.memory, among)
+    controller = WorkerController(config, place, site)
     threading.Thread(target=_watch_parent, args=(options.folder, place), name="parent", daemon=True).start()
     on_listening = _print_port if options.folder is None else _say_nothing
     controller.run(on_listening, lambda: _joined(options.parent))

@@ -7,23 +7,21 @@ from collections.abc import Sequence
 import torch
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import ConfigError
 from orcaserve.model.layout import Int32s, Layout
-from orcaserve.model.reference.builder import load_reference
+from orcaserve.model.reference.builder import DTYPES, load_reference
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
+from orcaserve.worker.devices import torch_device
 
 
 class ReferenceBackend:
     """A Backend. `auto` takes float32 for weights and K/V."""
 
     def __init__(self, config: EngineConfig, n_threads: int) -> None:
-        device = "cpu" if config.model.device in ("cpu", "reference") else config.model.device
-        if device != "cpu" and not torch.cuda.is_available():
-            raise ConfigError("--device", f"PyTorch finds no {device} here")
+        device = torch_device(config.model.device)
         torch.set_num_threads(n_threads)
-        self._model = load_reference(config.model.path, _dtype(config.model.dtype), device)
-        self._kv_dtype = _dtype(config.kv.dtype)
+        self._model = load_reference(config.model.path, chosen(config.model.dtype), device)
+        self._kv_dtype = chosen(config.kv.dtype)
         self._page_size = config.kv.page_size
         self.spec = self._model.spec
         self.sampler = Sampler()
@@ -46,5 +44,10 @@ class ReferenceBackend:
         return self.sampler.sample(logits, request_ids) if request_ids else ([], {})
 
 
-def _dtype(setting: str) -> str:
-    return "float32" if setting == "auto" else setting
+def chosen(dtype: str) -> str:
+    """The setting of a type of numbers, without `auto`."""
+    return "float32" if dtype == "auto" else dtype
+
+
+def torch_dtype(setting: str) -> torch.dtype:
+    return DTYPES[chosen(setting)]

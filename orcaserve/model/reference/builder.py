@@ -11,8 +11,9 @@ from torch import Tensor
 
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.parameter import Floats, Parameter
+from orcaserve.model.part import Part
 from orcaserve.model.reference.layers import Embedding, Linear, Norm
-from orcaserve.model.reference.transformer import Transformer
+from orcaserve.model.reference.transformer import AllReduce, Transformer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -51,3 +52,12 @@ def load_reference(path: Path, dtype: str = "float32", device: torch.device | st
     """
     with ModelFiles(path) as files:
         return Transformer(files.spec, files.load(TorchBuilder(files.spec.norm_eps, DTYPES[dtype], device)))
+
+
+def load_reference_part(
+    path: Path, part: Part, dtype: torch.dtype, device: torch.device, all_reduce: AllReduce | None
+) -> Transformer:
+    """The same of a part: reads its weights and no others. all_reduce: see Transformer. Raises as load_reference."""
+    with ModelFiles(path) as files:
+        builder = TorchBuilder(files.spec.norm_eps, dtype, device)
+        return Transformer(files.spec, files.load_part(builder, part), part, all_reduce)
