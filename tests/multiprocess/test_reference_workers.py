@@ -43,9 +43,6 @@ def test_cut_into_parts_it_gives_the_tokens_of_one_process(
     with Running(reference(odd_model, p, t)) as engine:
         pids = workers(os.getpid())
         assert set(pids) == {f"s{stage}r{shard}" for stage in range(p) for shard in range(t)}
-        commands = [Path(f"/proc/{pid}/cmdline").read_text().split("\0") for pid in pids.values()]
-        among = [command[command.index("--among") + 1] for command in commands]
-        assert sorted(among) == [f"{i},{p * t}" for i in range(p * t)], "by which each takes another GPU"
         assert engine.run(some_requests()) == expected
     assert not any(alive(pid) for pid in pids.values())
 
