@@ -372,7 +372,7 @@ def test_inputs_whose_weights_float16_cannot_hold_are_not_exact() -> None:
     weight = np.random.default_rng(1).standard_normal((50, 64)).astype(np.float32)
     weight[7, 3] = 1e6
     matrix = pack([weight], Format.INT8, team=TEAM)
-    part = SimpleNamespace(name="w", columns=lambda inputs: weight[:, inputs])
+    part = SimpleNamespace(name="w", inputs=range(64), columns=lambda inputs: weight[:, inputs])
     built = SimpleNamespace(matrices={"w": matrix})
 
     def exact(*inputs: int) -> list[int] | None:
