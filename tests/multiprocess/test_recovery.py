@@ -122,6 +122,7 @@ def test_any_process_of_a_group_is_stopped_and_no_text_changes(serve_cut: Serve,
 def test_a_worker_is_lost_while_the_next_group_starts(
     signum: signal.Signals, serve_cut: Serve, alive: Alive, within: Within
 ) -> None:
+    """Or just after it has: on a busy machine it may be quicker than this process looks."""
     body = {"prompt": "ab", "max_tokens": 500, "temperature": 0.9, "seed": 3}
     undisturbed, first = outcomes([Stream(serve_cut, **body)]), serve_cut.engine_pid
     with ThreadPoolExecutor(1) as pool:
@@ -136,7 +137,7 @@ def test_a_worker_is_lost_while_the_next_group_starts(
         second = serve_cut.engine_pid
         os.kill(victim := workers(second)["s1r0"], signum)
         assert outcomes([running.result()]) == undisturbed
-    assert not alive(victim) and not alive(second)
+    assert within(10, lambda: not alive(victim) and not alive(second))
 
 
 @hasty
