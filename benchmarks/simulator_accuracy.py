@@ -150,10 +150,10 @@ def run_all(engine: MeasuredEngine, simulator: Simulator, args: argparse.Namespa
             say(f"{workload.name} {load} seed {seed}: {figures}")
             return done
 
-        pressed = [run(SATURATION, seed, PRESSED * guess) for seed in range(args.seeds)]
-        saturation = fmean(done.real.throughput for done in pressed)
-        runs += pressed
-        runs += [run(share, seed, share * saturation) for seed in range(args.seeds) for share in SHARES]
+        for seed in range(args.seeds):  # which has a saturation of its own: a trace is not the same everywhere
+            runs.append(run(SATURATION, seed, PRESSED * guess))
+            saturation = runs[-1].real.throughput
+            runs += [run(share, seed, share * saturation) for share in SHARES]
     return runs, samples + measure(engine, cells)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,8 @@ from orcaserve.checkpoint.locate import model_name
 from orcaserve.cli.profile_file import default_profile
 from orcaserve.config import DTYPES, KV_DTYPES, QUANTIZATIONS, EngineConfig, KVConfig, ModelConfig
 from orcaserve.core.errors import ConfigError
-from orcaserve.simulation.hardware import HARDWARE
-from orcaserve.simulation.models import PAPER_MODELS, Cut
+from orcaserve.simulation.hardware import A100_40GB, HARDWARE, Hardware, find_hardware
+from orcaserve.simulation.models import PAPER_MODELS, Cut, ModelSizes
 
 if TYPE_CHECKING:
     from orcaserve.evaluation.planning.engine import PlannedEngine
@@ -49,21 +50,59 @@ def planned_engine(args: argparse.Namespace) -> PlannedEngine:
     from orcaserve.evaluation.planning import engine as planning
 
     cut = _cut(args)
-    if planning.is_paper_model(args.model):
-        if args.hardware is not None and not planning.is_accelerator(args.hardware):
-            raise ConfigError("--hardware", f"{args.hardware!r}: the paper's models run on {', '.join(HARDWARE)}")
-        return planning.paper_engine(args.model, args.hardware, cut)
-    if args.hardware is not None and planning.is_accelerator(args.hardware):
-        path, name = planning.named_model(args.model)
-        hardware = HARDWARE[args.hardware.lower()]
-        sizes = planning.file_sizes(path, name, args.weight_bits)
-        return planning.accelerator_engine(sizes, hardware, cut or planning.smallest_cut(sizes, hardware))
+    on = _on_accelerators(args)
+    if on is not None:
+        return planning.accelerator_engine(on.sizes, on.hardware, cut or on.cut)
     profile = _profile(args)
     if cut is not None and cut.devices > 1:
         raise ConfigError("-tp, -pp", "a profile is of an engine in one process")
     path, name = planning.named_model(args.model)
     model = ModelConfig(path, name, args.dtype, args.quantization, max_model_len=args.max_model_len)
     return planning.profiled_engine(profile, EngineConfig(model, KVConfig(dtype=args.kv_cache_dtype)), args.any_machine)
+
+
+def planned_divisions(args: argparse.Namespace, n_devices: int) -> list[PlannedEngine]:
+    """One engine for each way to divide the devices into replicas whose model fits; all of them, if none does.
+
+    Raises ConfigError if the flags say how to cut already, or for a profile.
+    """
+    from orcaserve.evaluation.planning import engine as planning
+
+    on = _on_accelerators(args)
+    if on is None or _cut(args) is not None:
+        raise ConfigError("--devices", "is for accelerators, and in place of -tp and -pp")
+    cuts = [
+        cut for cut in planning.cuts(on.hardware) if n_devices % cut.devices == 0 and cut.stages <= on.sizes.n_layers
+    ]
+    engines = [planning.accelerator_engine(on.sizes, on.hardware, cut) for cut in cuts]
+    return [engine for engine in engines if engine.n_slots >= engine.page_size] or engines
+
+
+@dataclass(frozen=True, slots=True)
+class _OnAccelerators:
+    """cut: unless flags say otherwise."""
+
+    sizes: ModelSizes
+    hardware: Hardware
+    cut: Cut
+
+
+def _on_accelerators(args: argparse.Namespace) -> _OnAccelerators | None:
+    """None: a profile is meant."""
+    from orcaserve.evaluation.planning import engine as planning
+
+    accelerator = args.hardware is not None and args.hardware.lower() in HARDWARE
+    if args.model.lower() in PAPER_MODELS:
+        if args.hardware is not None and not accelerator:
+            raise ConfigError("--hardware", f"{args.hardware!r}: the paper's models run on {', '.join(HARDWARE)}")
+        sizes, cut = PAPER_MODELS[args.model.lower()]
+        return _OnAccelerators(sizes, find_hardware(args.hardware or A100_40GB.name), cut)
+    if not accelerator:
+        return None
+    path, name = planning.named_model(args.model)
+    hardware = find_hardware(args.hardware)
+    sizes = planning.file_sizes(path, name, args.weight_bits)
+    return _OnAccelerators(sizes, hardware, planning.smallest_cut(sizes, hardware))
 
 
 def _cut(args: argparse.Namespace) -> Cut | None:

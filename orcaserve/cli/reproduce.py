@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: orcaserve reproduce --figure 10 --figure 11 --out figures\n"
         "Figures 3 to 11 come from the scheduler that serves, in virtual time, over a model of the paper's machines;\n"
-        "`live` is Figure 10 on this machine with a real model, and takes some minutes; `all` is all but live."
+        "`live` is Figure 10 on this machine with a real model, and takes about half an hour; `all` is all but live."
     )
     parser.add_argument("--figure", action="append", choices=FIGURES, metavar="|".join(FIGURES),
                         help="which one; may be given several times (default: all)")  # fmt: skip
@@ -36,8 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="factor of how many requests a run has: less is quicker and coarser "
                         "(default: %(default)g)")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: the cores of this machine)")
-    parser.add_argument("--live-seconds", type=float, default=10.0, metavar="SECONDS",
-                        help="live: about how long each of its 64 runs takes (default: %(default)g)")  # fmt: skip
+    parser.add_argument("--live-seconds", type=float, default=15.0, metavar="SECONDS",
+                        help="live: how long each of its 42 runs takes, or as 24 requests do "
+                        "(default: %(default)g)")  # fmt: skip
     group = parser.add_argument_group("live")
     group.add_argument("-m", "--model", metavar="MODEL", help="as for `serve` (default: the default model)")
     group.add_argument("--quantization", choices=QUANTIZATIONS, default="auto", help="as for `serve`")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -64,6 +66,19 @@ def test_a_table_for_people_and_a_file(server: Serve, tmp_path: Path) -> None:
     out = bench(server, "--n", "3", "--workload", "homogeneous:5:4", "--json", str(tmp_path / "r.json")).stdout
     assert "3 whole of 3 sent" in out and "per token (normalized)" in out and "generator   sent late by" in out
     assert json.loads((tmp_path / "r.json").read_text())["whole"] == 3
+
+
+def test_a_terminal_shows_how_it_goes(server: Serve) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "orcaserve", "bench", "serve", server.base, "--rate", "10", "--n", "20"]
+    done = subprocess.run(
+        [*command, "--workload", "homogeneous:5:5"], stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=120
+    )
+    os.close(theirs)
+    shown = os.read(ours, 2**16).decode()
+    os.close(ours)
+    assert done.returncode == 0 and "20 whole of 20" in done.stdout
+    assert " of 20 sent, " in shown and "events/s" in shown and shown.endswith("\r\x1b[K")
 
 
 def test_refusals_of_the_server_are_shown(server: Serve) -> None:

@@ -12,7 +12,7 @@ from orcaserve.evaluation.load.generator import Load
 from orcaserve.evaluation.load.record import Record
 from orcaserve.evaluation.targets import Metric, Target
 
-SHARES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+SHARES = (0.5, 0.9, 0.99)
 # What the generator may do before it is said that it spoils the result.
 LATE_MS, LATE_SHARE = 10.0, 0.1  # p99 of its lateness: this, or this share of the median ttft, whichever is more
 LAG_MS, LAG_SHARE = 10.0, 0.2  # p99 of its lag, likewise of the median itl
@@ -33,7 +33,8 @@ class Spread:
     def of(cls, seconds: Sequence[float]) -> Spread:
         if not seconds:
             return cls(None, None, None, None, None)
-        values = [fmean(seconds), *(quantile(seconds, share) for share in SHARES.values()), max(seconds)]
+        ordered = sorted(seconds)
+        values = [fmean(ordered), *(quantile(ordered, share) for share in SHARES), ordered[-1]]
         return cls(*(round(value * 1e3, 3) for value in values))
 
 

@@ -20,14 +20,14 @@ from orcaserve.workload.shape import Shape
 # Each policy with every max_bs that may be its best one.
 SETTINGS = (
     *[SchedulerConfig(max_bs, "iteration-level") for max_bs in (32, 64)],
-    *[SchedulerConfig(max_bs, "request-level") for max_bs in (1, 4, 8, 16)],
+    *[SchedulerConfig(max_bs, "request-level") for max_bs in (1, 8, 16)],
     SchedulerConfig(32, "cellular"),
     SchedulerConfig(32, "overcommit"),
 )
-LOADS = (0.3, 0.55, 0.75, 0.9)  # shares of what can be carried
+LOADS = (0.4, 0.7, 0.92)  # shares of what can be carried
 LONGEST, N_SLOTS = 2048, 32 * 2048
 LEAST, MOST = 24, 4000  # requests of a run
-PROBE = 48  # requests that come at once, to find what can be carried
+PROBE = 32  # requests, or 2 max_bs, that come at once, to find what can be carried
 WORKLOADS = {"paper": Shape(), "azure-conv": Shape(max_input=1024, max_output=256)}  # lengths cut to what fits
 TARGET_BATCH, TARGET_INPUT, TARGET_OUTPUT = 32, 128, 32  # Figure 9's point, twice whose time is the level compared at
 SEED = 0
@@ -111,7 +111,7 @@ def _points(config: EngineConfig, seconds: float, on_run: Callable[[str], None])
                 arrivals = Workload(name, named_source(name), n, shape, burstiness=1.0).arrivals(rate, SEED)
                 return play(engine, arrivals).outcome.summary()
 
-            most = run(max(PROBE, 3 * setting.max_bs), 1e6).throughput
+            most = run(max(PROBE, 2 * setting.max_bs), 1e6).throughput
             for share in LOADS:
                 rate = share * most
                 n = min(max(round(rate * seconds), LEAST), MOST)

@@ -12,9 +12,9 @@ from orcaserve.evaluation.sizes import how_held, model_spec, slot_bytes
 from orcaserve.model.spec import ModelSpec
 from orcaserve.simulation.cost import CostModel
 from orcaserve.simulation.device_memory import KEPT_BACK, DeviceMemory, device_memory
-from orcaserve.simulation.hardware import A100_40GB, HARDWARE, Hardware, find_hardware
+from orcaserve.simulation.hardware import Hardware
 from orcaserve.simulation.machine import this_machine
-from orcaserve.simulation.models import PAPER_MODELS, Cut, ModelSizes
+from orcaserve.simulation.models import Cut, ModelSizes
 from orcaserve.simulation.paper import ORCA
 from orcaserve.simulation.profile import load_profile
 from orcaserve.simulation.transformer_cost import TransformerCost
@@ -46,16 +46,6 @@ class PlannedEngine:
     def n_slots(self) -> int:
         """Slots that fit, in whole pages."""
         return self.memory.n_slots // self.page_size * self.page_size
-
-
-def is_paper_model(model: str | None) -> bool:
-    return model is not None and model.lower() in PAPER_MODELS
-
-
-def paper_engine(model: str, hardware_name: str | None, cut: Cut | None) -> PlannedEngine:
-    """One of the paper's models, cut as there unless `cut` says otherwise. Raises ConfigError."""
-    sizes, paper_cut = PAPER_MODELS[model.lower()]
-    return accelerator_engine(sizes, find_hardware(hardware_name or A100_40GB.name), cut or paper_cut)
 
 
 def accelerator_engine(sizes: ModelSizes, hardware: Hardware, cut: Cut, kept_back: int = KEPT_BACK) -> PlannedEngine:
@@ -141,7 +131,3 @@ def profiled_engine(path: Path, config: EngineConfig, any_machine: bool = False)
 def named_model(model: str | None) -> tuple[Path, str]:
     """Where a model's files are, and its name; nothing is fetched. Raises ModelNotFound."""
     return locate_model(model, fetch=False), model_name(model)
-
-
-def is_accelerator(hardware: str) -> bool:
-    return hardware.lower() in HARDWARE

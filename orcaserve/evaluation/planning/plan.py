@@ -18,7 +18,8 @@ MEMORY, TARGET, SLOTS, SPEED = "memory", "target", "slots", "speed"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """best, tried: None and empty if the model does not fit. replicas: to carry `wanted` requests/s, or one.
+    """best, tried: None and empty if the model does not fit. wanted: requests/s to carry, with how many replicas is the
+    question. n_devices: what there is, all of it for replicas. At most one of them.
 
     limit: what binds: memory (nothing fits), target (missed at any load), slots (with more of them there would be more
     load), speed (of the iterations).
@@ -31,6 +32,7 @@ class Plan:
     tried: Sequence[Carried]
     limit: str
     wanted: float | None = None
+    n_devices: int | None = None
 
     @property
     def fits(self) -> bool:
@@ -38,9 +40,16 @@ class Plan:
 
     @property
     def replicas(self) -> int:
+        if self.n_devices is not None:
+            return self.n_devices // self.engine.devices
         if self.wanted is None or self.best is None or not self.best.load:
             return 1
         return max(ceil(self.wanted / self.best.load), 1)
+
+    @property
+    def load_of_all(self) -> float:
+        """Requests a second of all replicas, which share them evenly."""
+        return 0.0 if self.best is None else self.replicas * self.best.load
 
     def as_json(self) -> dict[str, object]:
         memory, best = self.engine.memory, self.best
@@ -60,6 +69,7 @@ class Plan:
             found["max_bs"], found["n_slots"], found["replicas"] = best.max_bs, best.n_slots, self.replicas
             found["devices"] = self.replicas * self.engine.devices
             found["req_s"] = best.load
+            found["req_s_of_all"] = self.load_of_all
             found["breaks_at_req_s"] = None if best.breaks is None else best.breaks.rate
             found["capacity_req_s"] = best.capacity
             found["tried"] = [
@@ -104,6 +114,8 @@ class Plan:
             f"  at most          {best.capacity:.3g} req/s, whatever the latency",
             f"  what binds       {_LIMITS[self.limit]}",
         ]  # fmt: skip
+        if self.n_devices is not None:
+            lines.append(f"  {self.n_devices} devices are   {self.replicas} replicas: {self.load_of_all:.3g} req/s")
         if self.wanted is not None:
             devices = self.replicas * engine.devices
             lines.append(

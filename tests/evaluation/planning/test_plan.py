@@ -11,13 +11,13 @@ import pytest
 from orcaserve.checkpoint.locate import locate_model
 from orcaserve.cli.main import main
 from orcaserve.core import ConfigError
-from orcaserve.evaluation.planning.engine import PlannedEngine, file_sizes, paper_engine, smallest_cut
+from orcaserve.evaluation.planning.engine import PlannedEngine, accelerator_engine, file_sizes, smallest_cut
 from orcaserve.evaluation.planning.plan import MEMORY, SLOTS, TARGET, make_plan
 from orcaserve.evaluation.planning.search import Search, measured
 from orcaserve.evaluation.sizes import slot_bytes
 from orcaserve.evaluation.targets import parse_target
 from orcaserve.simulation.device_memory import DeviceMemory
-from orcaserve.simulation.hardware import HARDWARE
+from orcaserve.simulation.hardware import A100_40GB, HARDWARE
 from orcaserve.simulation.machine import this_machine
 from orcaserve.simulation.models import PAPER_MODELS, Cut
 from orcaserve.simulation.outcome import Life, Outcome
@@ -38,12 +38,13 @@ def test_what_the_paper_s_models_take_of_each_device() -> None:
     """Slots as in the paper's table; weights 12 H^2 a layer, and the head."""
     slots = {"13b": 819_200, "101b": 409_600, "175b": 294_912, "341b": 230_400}
     for name, slot in slots.items():
-        engine = paper_engine(name, None, None)
+        engine = accelerator_engine(PAPER_MODELS[name][0], A100_40GB, PAPER_MODELS[name][1])
         assert engine.memory.slot == slot
         assert engine.devices == PAPER_MODELS[name][1].devices
         assert engine.n_slots > 2048
-    assert paper_engine("175b", None, None).memory.weights == pytest.approx(21.9e9, rel=0.01)
-    assert paper_engine("175b", None, Cut(1, 8)).n_slots == 0, "8 devices cannot hold 175B"
+    sizes, cut = PAPER_MODELS["175b"]
+    assert accelerator_engine(sizes, A100_40GB, cut).memory.weights == pytest.approx(21.9e9, rel=0.01)
+    assert accelerator_engine(sizes, A100_40GB, Cut(1, 8)).n_slots == 0, "8 devices cannot hold 175B"
 
 
 def test_a_target_is_kept_up_to_a_load_and_missed_beyond() -> None:
@@ -175,3 +176,13 @@ def test_a_profile_of_another_machine_or_model(tmp_path: Path, capsys: pytest.Ca
 def test_a_target_needs_a_plan() -> None:
     with pytest.raises(ConfigError):
         parse_target("p50_normalized<=0ms")
+
+
+def test_devices_are_divided_into_the_replicas_that_carry_most(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--devices", "2", "--workload", "homogeneous:64:8", "--n", "24", "--target", "p50_normalized<=1s"]
+    assert main(["plan", "13b", *flags, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["devices"] == 2 and found["replicas"] in (1, 2)
+    assert found["req_s_of_all"] == pytest.approx(found["replicas"] * found["req_s"])
+    assert main(["plan", "13b", *flags, "-tp", "2"]) == 2
+    assert main(["plan", "13b", *flags, "--load", "3"]) == 2
