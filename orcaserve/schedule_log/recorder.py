@@ -37,7 +37,7 @@ class ScheduleRecorder:
         self, settings: Settings, sink: Sink, part_bytes: int, now: Callable[[], float] = clock.monotonic
     ) -> None:
         self._settings, self._sink, self._part_bytes = settings, sink, part_bytes
-        self._zero = now()
+        self._now, self._zero = now, now()
         self._start = clock.time()
         self._run = f"{self._start:.3f}-{os.getpid()}"
         self._part = 0
@@ -69,6 +69,8 @@ class ScheduleRecorder:
 
     def turn_over(self, time: float) -> None:
         with self._lock:
+            if self._closed:
+                return
             self._make_lines()
             if self._n_waiting > FLUSH_BYTES or time - self._flushed > FLUSH_SECONDS or not self._batches:
                 self._flush(time)
@@ -76,18 +78,19 @@ class ScheduleRecorder:
                     self._begin_part()
 
     def ended(self, news: Sequence[Progress], time: float) -> None:
-        with self._lock:
-            self._make_lines()
-            self._add(f'["z",{self._at(time)}{self._ends(news, ",")}]')
-        self.close()
+        self._close(news, time)
 
     def close(self) -> None:
         """Write what there is, for nothing more will come. From any thread; idempotent."""
+        self._close((), self._now())
+
+    def _close(self, news: Sequence[Progress], time: float) -> None:
         with self._lock:
             if not self._closed:
                 self._closed = True
                 self._make_lines()
-                self._flush(self._flushed)
+                self._add(f'["z",{self._at(time)}{self._ends(news, ",")}]')
+                self._flush(time)
                 self._sink.close()
 
     def _make_lines(self) -> None:
