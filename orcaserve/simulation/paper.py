@@ -21,7 +21,7 @@ from orcaserve.simulation.transformer_cost import Factors, TransformerCost
 ORCA_ENGINE = Factors()
 FASTER_TRANSFORMER_ENGINE = replace(ORCA_ENGINE, split_seconds=0.0, padded=True)
 ORCA = replace(ORCA_ENGINE, overhead=1.26)
-FASTER_TRANSFORMER = replace(FASTER_TRANSFORMER_ENGINE, overhead=1.15)
+FASTER_TRANSFORMER = replace(FASTER_TRANSFORMER_ENGINE, overhead=1.12)
 
 
 def paper_cost(model: str, factors: Factors) -> TransformerCost:
