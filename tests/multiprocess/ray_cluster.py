@@ -96,7 +96,8 @@ class RayCluster:
         return json.loads(line)
 
 
-_NEW_MOUNTS, _BIND, _PRIVATE = 0x20000, 0x1000, 0x44000  # CLONE_NEWNS; MS_BIND; MS_REC and MS_PRIVATE
+_NEW_MOUNTS, _OWN_FILES = 0x20000, 0x200  # CLONE_NEWNS, CLONE_FS
+_BIND, _PRIVATE = 0x1000, 0x44000  # MS_BIND; MS_REC and MS_PRIVATE
 
 
 def _system(call: str, *arguments: Any) -> None:
@@ -130,6 +131,7 @@ class _Commands:
             try:
                 _system("unshare", _NEW_MOUNTS)
                 ours.callback(_system, "setns", before.fileno(), _NEW_MOUNTS)
+                ours.callback(_system, "unshare", _OWN_FILES)  # first: threads made meanwhile share this one's
                 _system("mount", b"none", b"/", None, _PRIVATE, None)
                 _system("mount", other.encode(), path.encode(), None, _BIND, None)
             except PermissionError:
