@@ -322,6 +322,7 @@ LEFT_ALONE = """
 import sys, time
 from pathlib import Path
 from orcaserve.config import *
+from orcaserve.engine.host import EngineHost
 host = EngineHost.load(EngineConfig.from_json(sys.argv[1]), lambda report: None)
 print("ready", flush=True)
 time.sleep(100)
