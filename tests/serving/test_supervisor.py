@@ -17,6 +17,7 @@ from orcaserve.core import (
     FinishReason,
     InvalidRequest,
     ModelError,
+    NoRoom,
     Progress,
     Request,
     SamplingParams,
@@ -146,7 +147,7 @@ async def test_the_end_after_too_many_short_lives(processes: type[FakeProcess]) 
 
 async def test_no_process_can_be_made_for_a_while(processes: type[FakeProcess]) -> None:
     async with supervised() as s:
-        processes.start_error = OSError("no space left on device")
+        processes.start_error = NoRoom("no process can be started: no space left on device")
         stream = s.submit(request(1))
         await processes.started[0].kill()
         await asyncio.sleep(0.1)
