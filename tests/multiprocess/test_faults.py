@@ -24,7 +24,7 @@ def faulty(
     request: pytest.FixtureRequest, served_odd_model: Path, folder: Path, alive: Alive, within: Within, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Serve, Path]]:  # fmt: skip
-    """A server, and the file whose appearance makes an iteration raise."""
+    """A server, and the file that makes an iteration raise."""
     cut, where = request.param
     chance = tmp_path / "now"
     paths = [str(Path(__file__).parent / "faults"), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -41,13 +41,8 @@ def test_an_iteration_raises(faulty: tuple[Serve, Path], within: Within) -> None
     serve, chance = faulty
     wanted = [body | {"max_tokens": 40} for body in bodies(40)[:4]]
     undisturbed, engine = outcomes(run_all(serve, wanted, lambda: None)), serve.engine_pid
-    before = serve.metric("orcaserve_generation_tokens_total")
-
-    def disturb() -> None:
-        assert within(100, lambda: serve.metric("orcaserve_generation_tokens_total") > before + 20)
-        chance.touch()
-
-    streams = run_all(serve, wanted, disturb)
+    chance.write_text("30")  # iterations: in the midst of the streams, however quick the machine is
+    streams = run_all(serve, wanted, lambda: None)
     assert [stream.error for stream in streams] == [None] * len(wanted)
     assert outcomes(streams) == undisturbed and not chance.exists()
     assert within(40, lambda: replaced(serve, engine))

@@ -2,7 +2,7 @@
 
 FAULTS_AT      the role of the process in which it does: `engine`, or a worker's STAGE,SHARD
 FAULTS_TOKEN   whenever a request with this token id in its prompt is admitted
-FAULTS_FILE    once for each time that this file appears: it is removed
+FAULTS_FILE    once for each time that this file appears, after so many further iterations as it says: it is removed
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,14 +25,21 @@ def role() -> str:
 
 
 def faulty(run: Any) -> Any:
-    token, file = int(os.environ.get("FAULTS_TOKEN", "-1")), os.environ.get("FAULTS_FILE", "")
+    token, file = int(os.environ.get("FAULTS_TOKEN", "-1")), Path(os.environ.get("FAULTS_FILE", ""))
+    left: int | None = None
 
     def run_or_raise(self: Any, batch: Any) -> Any:
         if any(entry.params is not None and token in entry.tokens for entry in batch.entries):
             raise RuntimeError("a fault that a request causes")
-        if os.path.exists(file):
-            os.unlink(file)
+        nonlocal left
+        if left is None and file.is_file():
+            left = int(file.read_text())
+        if left == 0:
+            left = None
+            file.unlink()
             raise RuntimeError("a fault by chance")
+        if left is not None:
+            left -= 1
         return run(self, batch)
 
     return run_or_raise
