@@ -43,10 +43,11 @@ def test_an_iteration_raises(faulty: tuple[Serve, Path], within: Within) -> None
     undisturbed, engine = outcomes(run_all(serve, wanted, lambda: None)), serve.engine_pid
     chance.write_text("30")  # iterations: in the midst of the streams, however quick the machine is
     streams = run_all(serve, wanted, lambda: None)
-    assert [stream.error for stream in streams] == [None] * len(wanted)
+    assert [stream.error for stream in streams] == [None] * len(wanted), "".join(serve.log)
     assert outcomes(streams) == undisturbed and not chance.exists()
     assert within(40, lambda: replaced(serve, engine))
-    assert any("the engine has ended (" in ln and "failed: RuntimeError" in ln for ln in serve.log), "".join(serve.log)
+    # By the engine itself: its last words to the endpoint may be cut off by its end.
+    assert any("the engine has failed: iteration" in line for line in serve.log), "".join(serve.log)
 
 
 def test_a_request_that_makes_iterations_raise_is_stopped_and_others_go_on(
