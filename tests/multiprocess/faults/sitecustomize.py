@@ -29,7 +29,8 @@ def faulty(run: Any) -> Any:
     left: int | None = None
 
     def run_or_raise(self: Any, batch: Any) -> Any:
-        if any(entry.params is not None and token in entry.tokens for entry in batch.entries):
+        prompts = [e.tokens[: len(e.tokens) - e.n_output] for e in batch.entries if e.params is not None]
+        if any(token in prompt for prompt in prompts):
             raise RuntimeError("a fault that a request causes")
         nonlocal left
         if left is None and file.is_file():
