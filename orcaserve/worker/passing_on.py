@@ -1,0 +1,109 @@
+"""PassesOn: an iteration of a part, from the hidden states of the stage before to those for the next, or to tokens.
+
+Backends that run parts differ in what computes and in what travels; what is done in which order is here.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
+
+from orcaserve.core.spans import COMPUTE, RECEIVE, SAMPLE, Span
+from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.part import Part
+from orcaserve.worker import backend
+from orcaserve.worker.sampled_elsewhere import SampledElsewhere
+
+Rows = TypeVar("Rows")  # an array or a tensor of rows
+
+
+class PassesOn(ABC, Generic[Rows]):
+    """The part of RunsPart (see parts.py) that all backends share.
+
+    Between stages travel as many rows as the control message has tokens, whatever entries could not be run: so sizes
+    are known before.
+
+    spans: what was done since somebody last cleared it.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self.spec, self._part = part.spec, part
+        self._sampler = self._make_sampler() if part.last and part.shard == 0 else None
+        self.sampler: backend.Sampler = self._sampler or SampledElsewhere()
+        self._plane: Any = None  # a DataPlane of these rows
+        self._vocabularies = [
+            len(Part(part.spec, part.layers, shard, part.n_shards).vocabulary) for shard in range(part.n_shards)
+        ]
+        self._expected: deque[tuple[int, Any]] = deque()  # rows of iterations to come, and their receives
+        self._passed_on = False  # whether the iteration under way has been
+        self.spans: list[Span] = []
+
+    @abstractmethod
+    def _make_sampler(self) -> Any:
+        """Of the worker that chooses tokens."""
+
+    @abstractmethod
+    def _compute(self, token_ids: Int32s, received: Rows | None, layout: Layout) -> Rows:
+        """received: as many rows as token_ids has; None at the first stage. It may be written over."""
+
+    @abstractmethod
+    def _zeros(self, n: int) -> Rows: ...
+
+    @abstractmethod
+    def _joined(self, first: Rows, second: Rows) -> Rows: ...
+
+    def _now(self) -> int:
+        """Nanoseconds, when what was computed is there."""
+        return time.monotonic_ns()
+
+    def expect(self, n_rows: int) -> None:
+        incoming = None if self._part.first else self._plane.receive(n_rows, self.spec.hidden_size)
+        self._expected.append((n_rows, incoming))
+
+    def iterate(
+        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
+    ) -> tuple[Sequence[int], dict[int, str]]:
+        received, n_rows = self._receive()
+        started = time.monotonic_ns()
+        out: Any = self._compute(token_ids, None if received is None else received[: len(token_ids)], layout)
+        ended = self._now()
+        self.spans.append(Span(COMPUTE, started, ended))
+        if not self._part.last:
+            self._send(out, n_rows)
+            return [0] * len(request_ids), {}
+        self._passed_on = True
+        logits = self._plane.gather(out, self._vocabularies) if self._part.n_shards > 1 else out
+        if logits is None or self._sampler is None:
+            return [0] * len(request_ids), {}
+        if rows is not None:
+            logits = logits[rows]
+        chosen: tuple[Sequence[int], dict[int, str]] = ([], {})
+        if request_ids:
+            chosen = self._sampler.sample(logits, request_ids)
+        self.spans.append(Span(SAMPLE, ended, time.monotonic_ns()))
+        return chosen
+
+    def settle(self) -> None:
+        if not self._passed_on:
+            received, n_rows = self._receive()
+            if not self._part.last:
+                self._send(self._zeros(0) if received is None else received, n_rows)
+        self._passed_on = False
+
+    def _receive(self) -> tuple[Any, int]:
+        n_rows, incoming = self._expected.popleft()
+        if incoming is None:
+            return None, n_rows
+        started = time.monotonic_ns()
+        received = incoming.wait()
+        self.spans.append(Span(RECEIVE, started, time.monotonic_ns()))
+        return received, n_rows
+
+    def _send(self, rows: Any, n_rows: int) -> None:
+        if len(rows) < n_rows:
+            rows = self._joined(rows, self._zeros(n_rows - len(rows)))
+        self._plane.send(rows)
+        self._passed_on = True
