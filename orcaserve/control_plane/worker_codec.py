@@ -9,7 +9,7 @@ from __future__ import annotations
 import orcaserve.core as core
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.codec import decode_sampling, encode_sampling
-from orcaserve.core import Batch, BatchEntry, ConfigError, EngineError, IterationResult, ModelError, OrcaServeError
+from orcaserve.core import Batch, BatchEntry, ConfigError, EngineError, Increment, IterationResult, ModelError, OrcaServeError
 from orcaserve.core.beats import Beat
 from orcaserve.core.request import Phase
 from orcaserve.core.spans import IterationSpans, Span
@@ -59,7 +59,9 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                 raise ValueError(f"iteration {message.number}: row {row} is a last piece and is not")
             entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, n_to_come=n_to_come))
         elif admission is None:
-            entries.append(BatchEntry(request_id, Phase.INCREMENT, own, position))
+            if length != 1:
+                raise ValueError(f"iteration {message.number}: row {row} is an increment of {length} tokens")
+            entries.append(Increment(request_id, own[0], position))
         else:
             if admission.n_output >= position + length:
                 raise ValueError(f"iteration {message.number}: row {row} has no prompt")

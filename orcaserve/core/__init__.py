@@ -1,7 +1,7 @@
 """The vocabulary every other part speaks. Standard library only."""
 
 from orcaserve.core.admission import check_request, fan_out
-from orcaserve.core.batch import Batch, BatchEntry, IterationResult
+from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult
 from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
 from orcaserve.core.errors import (
     CannotFit,
@@ -31,6 +31,7 @@ __all__ = [
     "EngineFailure",
     "EngineStatus",
     "FinishReason",
+    "Increment",
     "InvalidRequest",
     "IterationReport",
     "IterationResult",

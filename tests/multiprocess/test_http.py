@@ -11,14 +11,18 @@ import socket
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from server_process import BYTES, Serve
+
+from orcaserve.schedule_log.format import HandedOut
+from orcaserve.schedule_log.reader import read_log
 
 
 @pytest.fixture(scope="module")
@@ -186,32 +190,27 @@ def test_openai_client(serve: Serve) -> None:
         assert text == whole.choices[0].message.content
 
 
-def finish_order(serve: Serve) -> list[str]:
-    """A long request, and a short one that comes when the long one has begun: who ends first?"""
-    order: list[str] = []
-
-    def run(name: str, max_tokens: int) -> None:
-        serve.text(max_tokens=max_tokens)
-        order.append(name)
-
-    with ThreadPoolExecutor(2) as pool:
-        long = pool.submit(run, "long", 4000)
+def batches(model: Path, log: Path, max_bs: int) -> list[Sequence[int]]:
+    """Of a long request, and a short one that comes when the long one has begun: ids of each batch, once in a row."""
+    flags = (str(model), "--port", "0", "--n-slots", "8192", "-t", "1", "-np", str(max_bs), "--schedule-log", str(log))
+    serve = Serve(*flags)
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(serve.text, max_tokens=4000)
         while serve.metric("orcaserve_kv_slots_reserved") == 0:
             assert not long.done()
-        pool.submit(run, "short", 4).result()
+        serve.text(max_tokens=4)
         long.result()
-    return order
+    assert serve.stop() == 0
+    handed_out = [event.ids for event in read_log(log).events if isinstance(event, HandedOut)]
+    return [ids for ids, _ in groupby(handed_out)]
 
 
-def test_scheduling_is_per_iteration(served_model: Path) -> None:
+def test_scheduling_is_per_iteration(served_model: Path, tmp_path: Path) -> None:
     """With room for two, the later request joins the running one's batch and ends first; with room for one it waits."""
-    flags = [str(served_model), "--port", "0", "--n-slots", "8192", "-t", "1", "--max-num-seqs"]
-    two = Serve(*flags, "2")
-    assert finish_order(two) == ["short", "long"]
-    two.stop()
-    one = Serve(*flags, "1")
-    assert finish_order(one) == ["long", "short"]
-    one.stop()
+    first, both, last = batches(served_model, tmp_path / "two.log", 2)
+    assert first == last and both == [*first, *both[1:]] and len(both) == 2
+    long, short = batches(served_model, tmp_path / "one.log", 1)
+    assert len(long) == len(short) == 1 and long != short
 
 
 def test_the_process_and_its_end(served_model: Path, alive: Callable[[int], bool]) -> None:
