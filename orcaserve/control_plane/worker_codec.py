@@ -9,7 +9,16 @@ from __future__ import annotations
 import orcaserve.core as core
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.codec import decode_sampling, encode_sampling
-from orcaserve.core import Batch, BatchEntry, ConfigError, EngineError, Increment, IterationResult, ModelError, OrcaServeError
+from orcaserve.core import (
+    Batch,
+    BatchEntry,
+    ConfigError,
+    EngineError,
+    Increment,
+    IterationResult,
+    ModelError,
+    OrcaServeError,
+)
 from orcaserve.core.beats import Beat
 from orcaserve.core.request import Phase
 from orcaserve.core.spans import IterationSpans, Span
