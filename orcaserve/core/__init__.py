@@ -15,6 +15,8 @@ from orcaserve.core.errors import (
     OrcaServeError,
     UnsupportedModel,
 )
+from orcaserve.core.grammar import Grammar, GrammarKind
+from orcaserve.core.logprobs import TokenLogprobs
 from orcaserve.core.request import FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
 
@@ -31,6 +33,8 @@ __all__ = [
     "EngineFailure",
     "EngineStatus",
     "FinishReason",
+    "Grammar",
+    "GrammarKind",
     "InvalidRequest",
     "IterationReport",
     "IterationResult",
@@ -43,6 +47,7 @@ __all__ = [
     "Request",
     "RequestState",
     "SamplingParams",
+    "TokenLogprobs",
     "UnsupportedModel",
     "check_request",
     "fan_out",

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.grammar import Grammar
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 1024  # characters of one stop string
@@ -44,6 +46,9 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None  # of each chosen token, and of so many best ones
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self._normalise_collections()
@@ -59,6 +64,9 @@ class SamplingParams:
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, MAX_TOP_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(name, f"{name} must be true or false", code="invalid_type")

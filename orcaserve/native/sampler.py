@@ -7,36 +7,21 @@ tokens that are allowed, and log-probabilities.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.logprobs import TokenLogprobs
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.native import _kernels
 
-MAX_TOP_LOGPROBS = 20
 _UINT64 = 2**64 - 1
 _NOT_A_NUMBER, _ALL_EXCLUDED, _OUTSIDE_VOCABULARY = 1, 2, 3  # SampleOutcome of csrc/sampler.h
 
 _T = TypeVar("_T")
 Masks = Mapping[int, NDArray[np.uint32]]
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """Of the model's own distribution: the softmax of the logits before masks, penalties and temperature.
-
-    logprob: of the chosen token. rank: 1 + the number of tokens that are likelier.
-    top_ids, top_logprobs: of the best tokens, best first, as many as were asked for.
-    """
-
-    logprob: float
-    rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
 
 
 class Sampler:
