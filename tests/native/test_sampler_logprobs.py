@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.native import _kernels
-from orcaserve.native.sampler import MAX_TOP_LOGPROBS, Sampler, TokenLogprobs
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS, TokenLogprobs
+from orcaserve.native.sampler import Sampler
 
 Floats = NDArray[np.float32]
 LOGITS = np.array([2.0, 1.0, 0.5, 0.0, -1.0, -3.0], np.float32)
