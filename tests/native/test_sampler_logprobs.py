@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS, TokenLogprobs
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.native import _kernels
-from orcaserve.core.logprobs import MAX_TOP_LOGPROBS, TokenLogprobs
 from orcaserve.native.sampler import Sampler
 
 Floats = NDArray[np.float32]
