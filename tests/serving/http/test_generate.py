@@ -33,7 +33,10 @@ def test_completion(server: Any) -> None:
     [choice] = body["choices"]
     assert choice == {"index": 0, "text": server.known_text, "logprobs": None, "finish_reason": "length"}
     n = len(server.tokenizer.encode("the"))
-    assert body["usage"] == {"prompt_tokens": n, "completion_tokens": 6, "total_tokens": n + 6}
+    counts = {name: value for name, value in body["usage"].items() if not name.endswith("_details")}
+    assert counts == {"prompt_tokens": n, "completion_tokens": 6, "total_tokens": n + 6}
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
 def test_stream_equals_whole(server: Any) -> None:
@@ -184,7 +187,7 @@ def test_metrics(server: Any) -> None:
 
     before = read()
     server.complete(max_tokens=5)
-    server.complete(max_tokens=0)
+    server.complete(max_tokens=-1)
     after = read()
     label = '{model_name="tiny"}'
     grown = {key: after[key] - before.get(key, 0) for key in after}
