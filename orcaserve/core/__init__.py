@@ -1,7 +1,7 @@
 """The vocabulary every other part speaks. Standard library only."""
 
 from orcaserve.core.admission import check_request, fan_out
-from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult
+from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult, Scoring
 from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
 from orcaserve.core.errors import (
     CannotFit,
@@ -15,6 +15,8 @@ from orcaserve.core.errors import (
     OrcaServeError,
     UnsupportedModel,
 )
+from orcaserve.core.grammar import Grammar, GrammarKind
+from orcaserve.core.logprobs import Logprobs, TokenLogprobs
 from orcaserve.core.request import FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
 
@@ -31,10 +33,13 @@ __all__ = [
     "EngineFailure",
     "EngineStatus",
     "FinishReason",
+    "Grammar",
+    "GrammarKind",
     "Increment",
     "InvalidRequest",
     "IterationReport",
     "IterationResult",
+    "Logprobs",
     "ModelError",
     "ModelNotFound",
     "NoRoom",
@@ -44,6 +49,8 @@ __all__ = [
     "Request",
     "RequestState",
     "SamplingParams",
+    "Scoring",
+    "TokenLogprobs",
     "UnsupportedModel",
     "check_request",
     "fan_out",

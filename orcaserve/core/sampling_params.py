@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.grammar import Grammar
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 1024  # characters of one stop string
@@ -23,8 +25,9 @@ class SamplingParams:
     """Sampling settings of one request; checked on construction, so an instance is always valid.
 
     Raises InvalidRequest naming the field. Numbers are checked as closed intervals, and NaN is in none of them.
-    `max_tokens` here is the OpenAI field: the most tokens to GENERATE. The paper's `max_tokens` (input + output) is
-    `Request.max_tokens`. `stop` and `n` are served at the edge: the engine sees one choice, and ids only.
+    `max_tokens` here is the OpenAI field: the most tokens to GENERATE; with 0 the prompt is only read, and scored if
+    prompt_logprobs asks for it. The paper's `max_tokens` (input + output) is `Request.max_tokens`. `stop` and `n` are
+    served at the edge: the engine sees one choice, and ids only.
     """
 
     max_tokens: int = 16
@@ -44,10 +47,13 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None  # of each chosen token, and of so many best ones
+    prompt_logprobs: int | None = None  # the same of the prompt's tokens
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         self._normalise_collections()
-        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
+        _check_int("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_int("top_k", self.top_k, -1, MAX_TOKEN_ID)
         _check_int("n", self.n, 1, MAX_CHOICES)
@@ -59,6 +65,9 @@ class SamplingParams:
         _check_number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, MAX_TOP_LOGPROBS)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(name, f"{name} must be true or false", code="invalid_type")

@@ -25,7 +25,8 @@ from orcaserve.core import (
 )
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
 from orcaserve.serving.chat_template import ChatTemplate
-from orcaserve.serving.fields import MAX_WORK
+from orcaserve.serving.fields import MAX_LOGPROBS, MAX_WORK
+from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.metrics import Metrics
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.serving.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ from orcaserve.serving.tokenizer import Tokenizer
 # Work and no iteration for so long: not ready. An iteration takes all prompts that fit its batch, so a healthy one has
 # no bound of its own: with long prompts on a slow machine it may take minutes.
 STALL_SECONDS = 300.0
+PLAIN_TEXT = TextOptions()
 
 
 class Tokens(Protocol):
@@ -75,10 +77,16 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The choices of a checked request, not yet handed to the engine; n_prompt: tokens of its prompts."""
+    """The choices of a checked request, not yet handed to the engine; n_prompt: tokens of its prompts.
+
+    n_kept, n_each: of the n_each choices of every prompt, the n_kept with the highest mean log-probability are the
+    answer, best first; n_each 0: all are, as they come.
+    """
 
     choices: Sequence[tuple[Request, TextStream]]
     n_prompt: int
+    n_kept: int = 0
+    n_each: int = 0
 
 
 class Audience(Protocol):
@@ -146,7 +154,7 @@ class Choice:
             latency = metrics.between_tokens if self.text.n_tokens else metrics.first_token
             latency.observe(now - self._last_token)
             self._last_token = now
-        text = self.text.push(news.token, news.finish_reason)
+        text = self.text.push(news.token, news.finish_reason, news.logprobs)
         if self.text.finish_reason is not None:
             self._end(self.text.finish_reason.value)
             if news.finish_reason is None:  # a stop string, which only we can see
@@ -189,8 +197,10 @@ class Service:
         left = self.facts.longest_request - n_input
         return max(1, left if at_most is None else min(left, at_most))
 
-    def plan(self, prompts: Sequence[tuple[list[int], SamplingParams]]) -> Plan:
-        """The requests of all prompts: choice prompt_index * n + i. From any thread.
+    def plan(
+        self, prompts: Sequence[tuple[list[int], SamplingParams]], options: TextOptions = PLAIN_TEXT, n_kept: int = 0
+    ) -> Plan:
+        """The requests of all prompts: choice prompt_index * n + i. From any thread. n_kept: see Plan; 0: all.
 
         Raises InvalidRequest for what the model cannot run, or what would cost too much beside others.
         """
@@ -200,12 +210,17 @@ class Service:
             field = "n" if n_choices > len(prompts) else "prompt"
             message = "choices x (prompt tokens + logit_bias entries + stop ids + stop characters) must be at most"
             raise InvalidRequest(field, f"{message} {MAX_WORK}")
-        choices = [
-            (request, TextStream(self.tokenizer, ids, params))
-            for ids, params in prompts
-            for request in fan_out(self._request_ids, ids, params, self.facts)
-        ]
-        return Plan(choices, sum(len(ids) for ids, _ in prompts))
+        if sum(_n_logprobs(ids, params) for ids, params in prompts) > MAX_LOGPROBS:
+            field = "best_of" if n_kept else "logprobs"
+            message = f"{field}: choices x tokens x (best ones of each + 1) must be at most {MAX_LOGPROBS}"
+            raise InvalidRequest(field, message)
+        choices: list[tuple[Request, TextStream]] = []
+        for ids, params in prompts:
+            requests = fan_out(self._request_ids, ids, params, self.facts)
+            new_text = options.streams(self.tokenizer, ids, params)
+            choices += [(request, new_text()) for request in requests]
+        n_each = prompts[0][1].n if n_kept else 0
+        return Plan(choices, sum(len(ids) for ids, _ in prompts), n_kept, n_each)
 
     def start(self, plan: Plan, arrival: float, audience: Audience) -> list[Choice]:
         """Hand all choices to the engine. Raises EngineError if it is gone, before any of them is."""
@@ -251,6 +266,13 @@ class Service:
 def _work(ids: Sequence[int], params: SamplingParams) -> int:
     stops = len(params.stop_token_ids) + sum(map(len, params.stop))
     return params.n * (len(ids) + len(params.logit_bias) + stops)
+
+
+def _n_logprobs(ids: Sequence[int], params: SamplingParams) -> int:
+    """Log-probabilities that a prompt's choices may be told at most."""
+    output = 0 if params.logprobs is None else params.max_tokens * (1 + params.logprobs)
+    prompt = 0 if params.prompt_logprobs is None else len(ids) * (1 + params.prompt_logprobs)
+    return params.n * (output + prompt)
 
 
 def new_id(prefix: str) -> str:
