@@ -15,6 +15,7 @@ from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
 from orcaserve.serving.prompts import encode_messages, read_messages
 from orcaserve.serving.service import Service
+from orcaserve.serving.structured_output import grammar_field
 
 
 class ChatShape(Shape):
@@ -51,7 +52,7 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
     try:
-        plan = service.plan([(ids, params)])
+        plan = service.plan([(ids, params)], grammar_field(body))
     except InvalidRequest as error:
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error

@@ -14,6 +14,7 @@ from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
 from orcaserve.serving.prompts import encode_prompts, read_prompts
 from orcaserve.serving.service import Service
+from orcaserve.serving.structured_output import grammar_field
 
 DEFAULT_MAX_TOKENS = 16
 MAX_ALL_CHOICES = 1024  # n x prompts
@@ -43,6 +44,6 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
     for ids in encode_prompts(prompts, service.tokenizer, service.facts.longest_request):
         most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
         work.append((ids, replace(params, max_tokens=most)))
-    plan = service.plan(work)
+    plan = service.plan(work, grammar_field(body))
     shape = CompletionShape(exchange.id, service.name, options.include_usage)
     return lambda: run_plan(exchange, service, plan, shape, options)

@@ -10,6 +10,7 @@ from typing import Any
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.serving.fields import SAMPLING, flag
+from orcaserve.serving.structured_output import read_grammar
 
 _ID = re.compile(r"[0-9]{1,10}")
 _SENT_AS_THEY_ARE = tuple(name for name in SAMPLING if name not in ("logit_bias", "stop", "max_tokens"))
@@ -61,8 +62,9 @@ def sampling_params(body: Mapping[str, Any], max_tokens: int) -> SamplingParams:
     if body.get("user") is not None and not isinstance(body["user"], str):
         raise InvalidRequest("user", "user must be a string", code="invalid_type")
     name = max_tokens_field(body)
+    grammar = read_grammar(body)
     try:
-        return SamplingParams(max_tokens=max_tokens if name is None else body[name], **values)
+        return SamplingParams(max_tokens=max_tokens if name is None else body[name], grammar=grammar, **values)
     except InvalidRequest as error:
         if error.field == "max_tokens" and name is not None:
             raise InvalidRequest(name, error.message.replace("max_tokens", name), error.code) from error

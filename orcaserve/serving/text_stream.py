@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from orcaserve.core.request import FinishReason
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.serving.stop_strings import StopFilter
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 class TextStream:

@@ -19,6 +19,7 @@ from orcaserve.native.model import NativeModel
 from orcaserve.native.packed_model import PackedFile, load_packed
 from orcaserve.native.precision import Precision, choose_precision
 from orcaserve.native.sampler import Sampler
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ class NativeBackend:
         except ValueError as error:
             raise CheckpointError(f"{config.model.path.name}: {error}") from error
         self._storage = precision.kv
-        self.sampler = Sampler(team)
+        self.sampler = ConstrainedSampler(Sampler(team), vocabulary_of(config.model.path, self.spec))
         self.slot_bytes = slot_bytes(self.spec, self._storage)
 
     @property
@@ -56,6 +57,7 @@ class NativeBackend:
     def iterate(
         self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
     ) -> tuple[Sequence[int], dict[int, str]]:
+        self.sampler.begin(request_ids)
         logits = self._model.forward(token_ids, layout, self._kv)
         if rows is not None:
             logits = logits[rows]

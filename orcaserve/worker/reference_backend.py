@@ -12,6 +12,7 @@ from orcaserve.model.reference.builder import DTYPES, load_reference
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
 from orcaserve.worker.devices import torch_device
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 
 
 class ReferenceBackend:
@@ -24,7 +25,7 @@ class ReferenceBackend:
         self._kv_dtype = chosen(config.kv.dtype)
         self._page_size = config.kv.page_size
         self.spec = self._model.spec
-        self.sampler = Sampler()
+        self.sampler = ConstrainedSampler(Sampler(), vocabulary_of(config.model.path, self.spec))
         self.slot_bytes = 2 * self.spec.n_layers * self.spec.kv_size * STORAGE[self._kv_dtype].itemsize
 
     @property
@@ -38,6 +39,7 @@ class ReferenceBackend:
     def iterate(
         self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
     ) -> tuple[Sequence[int], dict[int, str]]:
+        self.sampler.begin(request_ids)
         logits = self._model.forward(torch.from_numpy(token_ids).long().to(self._model.device), layout, self._kv)
         if rows is not None:
             logits = logits[rows]

@@ -2,8 +2,9 @@
 
 The order of operations is that of transformers and vLLM:
 
-    repetition penalty (prompt + output), presence and frequency penalties (output), logit bias,
-    stop ids masked until min_tokens  ->  greedy: the best token
+    mask of a grammar, repetition penalty (prompt + output), presence and frequency penalties (output),
+    logit bias, stop ids masked until min_tokens
+                                      ->  greedy: the best token
                                       ->  temperature, top_k, top_p, min_p, then one draw
 
 A draw takes one uniform number made of the request's seed and the token's index in the text, and looks it up in the
@@ -14,10 +15,12 @@ batch, and not on whether its text so far came in one iteration or in many.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orcaserve.core.errors import InvalidRequest
@@ -86,14 +89,20 @@ class Sampler:
             self._states.pop(request_id, None)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+    def sample(
+        self, logits: Tensor, request_ids: Sequence[int], masks: Mapping[int, NDArray[np.uint32]] | None = None
+    ) -> tuple[list[int], dict[int, str]]:
         """logits [R, vocabulary] float32, overwritten -> (a token per request, request id -> why it cannot go on).
 
         The token of a request that cannot go on is 0 and means nothing.
+        masks: request id -> the allowed tokens, [vocabulary / 32 rounded up] uint32, bit i % 32 of word i // 32 being
+        token i. Requests without one may get any token.
         """
         states = [self._states[request_id] for request_id in request_ids]
         tokens = [0] * len(states)
         failures = _unusable(logits, states)
+        if masks:
+            _apply_masks(logits, {row: masks[id_] for row, id_ in enumerate(request_ids) if id_ in masks})
         _adjust(logits, [(row, state) for row, state in enumerate(states) if row not in failures])
         best, picks = logits.max(1)
         for row, top in enumerate(best.tolist()):
@@ -125,6 +134,17 @@ def _unusable(logits: Tensor, states: Sequence[_State]) -> dict[int, str]:
             except InvalidRequest as error:
                 failures[row] = error.message
     return failures
+
+
+def _apply_masks(logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+    """masks: by row of the logits."""
+    if not masks:
+        return
+    words = np.stack(list(masks.values()))
+    allowed = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    excluded = torch.from_numpy(allowed == 0).to(logits.device)
+    rows = torch.tensor(list(masks), device=logits.device)
+    logits[rows] = logits[rows].masked_fill(excluded, -torch.inf)
 
 
 class _Entries:
