@@ -36,7 +36,7 @@ def check_request(input_ids: Sequence[int], params: SamplingParams, facts: Engin
 
 def check_output(output: Sequence[int], params: SamplingParams, facts: EngineFacts) -> None:
     """Raise InvalidRequest for tokens that no engine with this model can have put out for such a request."""
-    if len(output) >= params.max_tokens:
+    if output and len(output) >= params.max_tokens:
         raise InvalidRequest(None, "the request has all its tokens already")
     if output and not (min(output) >= 0 and max(output) < facts.vocab_size):
         raise InvalidRequest(None, f"its output holds a token id outside 0..{facts.vocab_size - 1}")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from orcaserve.core.logprobs import Logprobs
 from orcaserve.core.sampling_params import SamplingParams
 
 
@@ -39,12 +40,14 @@ class Progress:
 
     token: the new token, or None if it ended without one (cancelled, refused, engine lost).
     error: text for finish_reason ERROR, fit to show to a client.
+    logprobs: of the token, and with the first news of the prompt's, if the request asked for them.
     """
 
     request_id: int
     token: int | None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: Logprobs | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -11,9 +11,12 @@ from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
 
 Schema = dict[str, Any]
+MAX_LEGACY_LOGPROBS = 5  # of completions
+MAX_LOGPROBS = 2**20  # of a request: those of tokens that it may generate, or has in its prompts, and of the best ones
 MAX_WORK = 2**19  # choices x (prompt tokens + logit_bias entries + stop ids + characters of stop strings) of a request
 
 
@@ -120,8 +123,12 @@ STRUCTURED: dict[str, Field] = {
 COMMON: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
     "stream": Field(_FLAG),
-    "stream_options": Field({"type": "object", "properties": {"include_usage": _FLAG}}),
+    "stream_options": Field(
+        {"type": "object", "properties": {"include_usage": _FLAG, "continuous_usage_stats": _FLAG}},
+        "Token counts at the end of the stream; and in every event.",
+    ),
     "user": Field({"type": "string"}),
+    "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
     **SAMPLING,
     **STRUCTURED,
 }
@@ -138,11 +145,32 @@ COMPLETION: dict[str, Field] = {
         "Text, texts, token ids, or lists of token ids. Without one, the model starts a new document.",
     ),
     **COMMON,
+    "max_tokens": _integer(0, 2**31 - 1, "Most tokens to generate; 0: none, for a prompt that is to be echoed."),
+    "logprobs": _integer(
+        0,
+        MAX_LEGACY_LOGPROBS,
+        "Log-probabilities of each token and of so many best ones; with echo also of the prompt. Choices x (max_tokens "
+        f"+ with echo prompt tokens) x (logprobs + 1) is at most {MAX_LOGPROBS}.",
+    ),
+    "echo": Field(_FLAG, "The text begins with the prompt, as its tokens are decoded."),
+    "best_of": _integer(
+        1,
+        MAX_CHOICES,
+        "So many choices are generated for each prompt, and the n with the highest mean log-probability are the answer. "
+        "n or more; with stream no more than n.",
+    ),
 }
 CHAT: dict[str, Field] = {
     "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
     "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
     **COMMON,
+    "logprobs": Field(_FLAG, "Log-probabilities of each token."),
+    "top_logprobs": _integer(
+        0,
+        MAX_TOP_LOGPROBS,
+        "And of so many best ones; with logprobs only. Choices x max_tokens x (top_logprobs + 1) is at most "
+        f"{MAX_LOGPROBS}.",
+    ),
 }
 
 
@@ -159,7 +187,6 @@ def _is_null_or_false(value: Any) -> bool:
 _Harmless = Callable[[Any], bool]
 UNSUPPORTED: dict[str, _Harmless] = {
     "suffix": _is_off,
-    "logprobs": _is_null_or_false,
     "top_logprobs": _is_null_or_false,
     "prompt_logprobs": _is_null_or_false,
     "echo": _is_null_or_false,
@@ -172,7 +199,6 @@ UNSUPPORTED: dict[str, _Harmless] = {
     "prediction": _is_off,
     "priority": _is_off,
     "timeout": lambda value: value is None,
-    "return_token_ids": _is_null_or_false,
     "use_beam_search": _is_null_or_false,
     "bad_words": _is_off,
     "allowed_token_ids": lambda value: value is None,
@@ -189,12 +215,14 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[st
     """
     ignored = []
     for name, value in body.items():
+        if name in known:
+            continue
         if name in UNSUPPORTED:
             if not UNSUPPORTED[name](value):
                 raise InvalidRequest(name, f"{name} is not supported", code="unsupported_parameter")
         elif name == "best_of":
             _check_best_of(value, body.get("n"))
-        elif name not in known:
+        else:
             ignored.append(name)
     return ignored
 

@@ -26,8 +26,9 @@ from orcaserve.core import (
 )
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
 from orcaserve.serving.chat_template import ChatTemplate
-from orcaserve.serving.fields import MAX_WORK
+from orcaserve.serving.fields import MAX_LOGPROBS, MAX_WORK
 from orcaserve.serving.grammar_checker import GrammarChecker
+from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.metrics import Metrics
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.text.tokenizer import Tokenizer
@@ -35,6 +36,7 @@ from orcaserve.text.tokenizer import Tokenizer
 # Work and no iteration for so long: not ready. An iteration takes all prompts that fit its batch, so a healthy one has
 # no bound of its own: with long prompts on a slow machine it may take minutes.
 STALL_SECONDS = 300.0
+PLAIN_TEXT = TextOptions()
 
 
 class Tokens(Protocol):
@@ -79,11 +81,15 @@ class Client(Protocol):
 class Plan:
     """The choices of a checked request, not yet handed to the engine; n_prompt: tokens of its prompts.
 
+    n_kept, n_each: of the n_each choices of every prompt, the n_kept with the highest mean log-probability are the
+    answer, best first; n_each 0: all are, as they come.
     grammars: of its choices, each with the field that asks for it; they have to be compiled once before it is begun.
     """
 
     choices: Sequence[tuple[Request, TextStream]]
     n_prompt: int
+    n_kept: int = 0
+    n_each: int = 0
     grammars: Mapping[Grammar, str | None] = field(default_factory=dict)
 
 
@@ -152,7 +158,7 @@ class Choice:
             latency = metrics.between_tokens if self.text.n_tokens else metrics.first_token
             latency.observe(now - self._last_token)
             self._last_token = now
-        text = self.text.push(news.token, news.finish_reason)
+        text = self.text.push(news.token, news.finish_reason, news.logprobs)
         if self.text.finish_reason is not None:
             self._end(self.text.finish_reason.value)
             if news.finish_reason is None:  # a stop string, which only we can see
@@ -196,8 +202,14 @@ class Service:
         left = self.facts.longest_request - n_input
         return max(1, left if at_most is None else min(left, at_most))
 
-    def plan(self, prompts: Sequence[tuple[list[int], SamplingParams]], grammar_field: str | None = None) -> Plan:
-        """The requests of all prompts: choice prompt_index * n + i. From any thread.
+    def plan(
+        self,
+        prompts: Sequence[tuple[list[int], SamplingParams]],
+        options: TextOptions = PLAIN_TEXT,
+        n_kept: int = 0,
+        grammar_field: str | None = None,
+    ) -> Plan:
+        """The requests of all prompts: choice prompt_index * n + i. From any thread. n_kept: see Plan; 0: all.
 
         grammar_field: the field that asks for their grammar, if they have one.
 
@@ -209,13 +221,18 @@ class Service:
             name = "n" if n_choices > len(prompts) else "prompt"
             what = "prompt tokens + logit_bias entries + stop ids + stop characters + characters of a grammar"
             raise InvalidRequest(name, f"choices x ({what}) must be at most {MAX_WORK}")
-        choices = [
-            (request, TextStream(self.tokenizer, ids, params))
-            for ids, params in prompts
-            for request in fan_out(self._request_ids, ids, params, self.facts)
-        ]
+        if sum(_n_logprobs(ids, params) for ids, params in prompts) > MAX_LOGPROBS:
+            name = "best_of" if n_kept else "logprobs"
+            message = f"{name}: choices x tokens x (best ones of each + 1) must be at most {MAX_LOGPROBS}"
+            raise InvalidRequest(name, message)
+        choices: list[tuple[Request, TextStream]] = []
+        for ids, params in prompts:
+            requests = fan_out(self._request_ids, ids, params, self.facts)
+            new_text = options.streams(self.tokenizer, ids, params)
+            choices += [(request, new_text()) for request in requests]
+        n_each = prompts[0][1].n if n_kept else 0
         grammars = {params.grammar: grammar_field for _, params in prompts if params.grammar is not None}
-        return Plan(choices, sum(len(ids) for ids, _ in prompts), grammars)
+        return Plan(choices, sum(len(ids) for ids, _ in prompts), n_kept, n_each, grammars)
 
     async def compile_grammars(self, plan: Plan) -> None:
         """Raises InvalidRequest naming the field if one of them cannot be compiled."""
@@ -271,6 +288,13 @@ def _work(ids: Sequence[int], params: SamplingParams) -> int:
     stops = len(params.stop_token_ids) + sum(map(len, params.stop))
     grammar = 0 if params.grammar is None else len(params.grammar.text)
     return params.n * (len(ids) + len(params.logit_bias) + stops + grammar)
+
+
+def _n_logprobs(ids: Sequence[int], params: SamplingParams) -> int:
+    """Log-probabilities that a prompt's choices may be told at most."""
+    output = 0 if params.logprobs is None else params.max_tokens * (1 + params.logprobs)
+    prompt = 0 if params.prompt_logprobs is None else len(ids) * (1 + params.prompt_logprobs)
+    return params.n * (output + prompt)
 
 
 def new_id(prefix: str) -> str:

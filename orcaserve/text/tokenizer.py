@@ -83,6 +83,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def token_bytes(self, token: int) -> bytes:
+        """What an id stands for, alone, in UTF-8: maybe a part of a character only."""
+        return self._spelling.bytes_of(token)
+
     def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental decoder that continues after `prompt_ids`."""
         return self._spelling.detokenizer(prompt_ids, skip_special_tokens)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams
+from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams, TokenLogprobs
 from orcaserve.model.spec import ModelSpec
 
 if TYPE_CHECKING:  # late: most workers never see a grammar
@@ -58,6 +58,10 @@ class Samples(Protocol[Logits]):
     def sample(
         self, logits: Logits, request_ids: Sequence[int], masks: Masks | None = None
     ) -> tuple[list[int], dict[int, str]]: ...
+    def sample_with_logprobs(
+        self, logits: Logits, request_ids: Sequence[int], n_top: Mapping[int, int], masks: Masks | None = None
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]: ...
+    def score(self, logits: Logits, tokens: Sequence[int], n_top: Sequence[int]) -> list[TokenLogprobs | None]: ...
 
 
 @dataclass(slots=True)
@@ -131,10 +135,32 @@ class ConstrainedSampler(Generic[Logits]):
 
     def sample(self, logits: Logits, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
         """As the sampler's, after `begin` with the same requests."""
+        tokens, failures = self._sampler.sample(logits, request_ids, self._take_masks())
+        self._note(request_ids, tokens, failures)
+        return tokens, failures
+
+    def sample_with_logprobs(
+        self, logits: Logits, request_ids: Sequence[int], n_top: Mapping[int, int]
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
+        """As the sampler's, after `begin` with the same requests."""
+        tokens, failures, told = self._sampler.sample_with_logprobs(logits, request_ids, n_top, self._take_masks())
+        self._note(request_ids, tokens, failures)
+        return tokens, failures, {request_id: own for request_id, own in told.items() if request_id not in failures}
+
+    def score(self, logits: Logits, tokens: Sequence[int], n_top: Sequence[int]) -> list[TokenLogprobs | None]:
+        """As the sampler's: a prompt may be anything."""
+        return self._sampler.score(logits, tokens, n_top)
+
+    def _take_masks(self) -> Masks | None:
         if self._masks is None:
-            return self._sampler.sample(logits, request_ids)
+            return None
         masks, self._masks = self._masks.result(), None
-        tokens, failures = self._sampler.sample(logits, request_ids, masks)
+        return masks
+
+    def _note(self, request_ids: Sequence[int], tokens: Sequence[int], failures: dict[int, str]) -> None:
+        """What was chosen; of those whose grammar has failed, that it has."""
+        if not self._followed:
+            return
         for request_id, token in zip(request_ids, tokens, strict=True):
             followed = self._followed.get(request_id)
             if followed is None:
@@ -144,7 +170,6 @@ class ConstrainedSampler(Generic[Logits]):
             else:
                 followed.to_enter.append(token)
                 followed.n_output += 1
-        return tokens, failures
 
 
 class _Grammars:

@@ -66,6 +66,15 @@ class PartBackend(PassesOn[Floats]):
     def _compute(self, token_ids: Int32s, received: Floats | None, layout: Layout) -> Floats:
         return self._model.forward(token_ids if received is None else received, layout, self._kv)
 
+    def _compute_and_keep(self, token_ids: Int32s, received: Floats | None, layout: Layout) -> tuple[Floats, Floats]:
+        if received is not None:
+            return self._model.forward(received, layout, self._kv), received
+        states = self._model.room_for(layout)
+        return self._model.forward(token_ids, layout, self._kv, states=states), states
+
+    def _head(self, states: Floats, rows: Int32s) -> Floats:
+        return self._model.head(states[rows], self._kv)
+
     def _zeros(self, n: int) -> Floats:
         return np.zeros((n, self.spec.hidden_size), np.float32)
 
