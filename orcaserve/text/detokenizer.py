@@ -41,9 +41,6 @@ class Detokenizer(Protocol):
 class Spelling(Protocol):
     """How a vocabulary writes text: what each id stands for. One per tokenizer, shared by all streams."""
 
-    def bytes_of(self, token: int) -> bytes:
-        """What `token` adds to a text in whose midst it stands; nothing for an id without a token."""
-
     def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
         """A fresh detokenizer that continues after `prompt_ids`."""
 
@@ -155,10 +152,6 @@ class PieceSpelling:
         if token not in self._cache:
             self._cache[token] = self._spell(token)
         return self._cache[token]
-
-    def bytes_of(self, token: int) -> bytes:
-        piece = self.piece(token)
-        return bytes((piece,)) if isinstance(piece, int) else (piece or "").encode()
 
     def first_piece(self, token: int) -> str | int | None:
         """As `piece`, for a token that begins a text."""
