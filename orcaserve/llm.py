@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
@@ -35,6 +35,7 @@ from orcaserve.config import (
 )
 from orcaserve.core import (
     EngineError,
+    Grammar,
     InvalidRequest,
     IterationReport,
     Logprobs,
@@ -47,10 +48,14 @@ from orcaserve.core import (
 from orcaserve.engine.host import EngineHost
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.text_stream import TextStream
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from orcaserve.text.compiler import Compiler
 
 Prompt = str | Sequence[int]
 CHAT_PARAMS = SamplingParams(max_tokens=512)
+MAX_COMPILED = 256  # grammars that are known to be good
 
 
 @dataclass(slots=True)
@@ -170,6 +175,8 @@ class LLM:
         self.facts = self._host.facts
         self._ids = count(1)
         self._free = threading.Lock()
+        self._compiler: Compiler | None = None  # once there is a grammar
+        self._compiled: set[Grammar] = set()
 
     def generate(
         self,
@@ -243,6 +250,8 @@ class LLM:
         if not ids and self.tokenizer.bos_id is not None:
             ids.append(self.tokenizer.bos_id)
         requests = fan_out(self._ids, ids, params, self.facts)
+        if params.grammar is not None and params.grammar not in self._compiled:
+            self._check_grammar(params.grammar)
         return [
             _Choice(
                 request,
@@ -251,6 +260,17 @@ class LLM:
             )
             for index, request in enumerate(requests)
         ]
+
+    def _check_grammar(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest if it cannot be compiled."""
+        if self._compiler is None:
+            from orcaserve.text.compiler import Compiler  # late: most have no grammar
+
+            self._compiler = Compiler(self.tokenizer.vocabulary(self.facts.vocab_size, self.facts.eos_ids))
+        self._compiler.compile(grammar)
+        if len(self._compiled) == MAX_COMPILED:
+            self._compiled.clear()
+        self._compiled.add(grammar)
 
     def _one_choice(self, ids: list[int], params: SamplingParams) -> _Choice:
         if params.n != 1:

@@ -14,6 +14,8 @@ from orcaserve.core import (
     EngineFacts,
     EngineStatus,
     FinishReason,
+    Grammar,
+    GrammarKind,
     InvalidRequest,
     IterationReport,
     Progress,
@@ -34,6 +36,12 @@ _TO_WIRE: dict[FinishReason, wire.FinishReason] = {
     FinishReason.ERROR: wire.FINISH_REASON_ERROR,
 }
 _FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _TO_WIRE.items()}
+_KIND_TO_WIRE: dict[GrammarKind, wire.GrammarKind] = {
+    GrammarKind.JSON_SCHEMA: wire.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: wire.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: wire.GRAMMAR_KIND_LARK,
+}
+_KIND_FROM_WIRE: dict[int, GrammarKind] = {number: kind for kind, number in _KIND_TO_WIRE.items()}
 
 
 def encode_submit(request: Request) -> wire.Submit:
@@ -91,6 +99,8 @@ def encode_sampling(params: SamplingParams) -> wire.Sampling:
         logit_bias=params.logit_bias,
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
+        grammar=None if params.grammar is None else _encode_grammar(params.grammar),
+        ignore_eos=params.ignore_eos and params.grammar is not None,
     )
 
 
@@ -109,7 +119,20 @@ def decode_sampling(sampling: wire.Sampling) -> SamplingParams:
         logit_bias=dict(sampling.logit_bias),
         logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        grammar=_decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
+        ignore_eos=sampling.ignore_eos,
     )
+
+
+def _encode_grammar(grammar: Grammar) -> wire.Grammar:
+    return wire.Grammar(kind=_KIND_TO_WIRE[grammar.kind], text=grammar.text)
+
+
+def _decode_grammar(grammar: wire.Grammar) -> Grammar:
+    kind = _KIND_FROM_WIRE.get(grammar.kind)
+    if kind is None:
+        raise InvalidRequest("grammar", "the kind of the grammar is unknown")
+    return Grammar(kind, grammar.text)
 
 
 def encode_report(report: IterationReport) -> wire.FromEngine:

@@ -96,7 +96,9 @@ class Request:
 
     def finish_reason_after(self, token: int) -> FinishReason | None:
         """Why the request ends once `token` is its newest output, or None. Call after appending the token."""
-        if token in self.stop_ids and len(self.output) > self.params.min_tokens:
+        # A grammar may end before min_tokens; as long as it does not have to, no stop id is chosen.
+        may_end = len(self.output) > self.params.min_tokens or self.params.grammar is not None
+        if token in self.stop_ids and may_end:
             return FinishReason.STOP
         if len(self.output) >= self.params.max_tokens:
             return FinishReason.LENGTH

@@ -57,6 +57,8 @@ class SamplingParams:
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_int("top_k", self.top_k, -1, MAX_TOKEN_ID)
         _check_int("n", self.n, 1, MAX_CHOICES)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidRequest("grammar", "grammar must be a Grammar", code="invalid_type")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
         _check_number("temperature", self.temperature, 0.0, 2.0)

@@ -24,6 +24,7 @@ from orcaserve.serving.params import (
 )
 from orcaserve.serving.prompts import encode_messages, read_messages
 from orcaserve.serving.service import Service
+from orcaserve.serving.structured_output import grammar_field
 
 
 class ChatShape(Shape):
@@ -73,7 +74,8 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
     try:
-        plan = service.plan([(ids, params)], TextOptions(marked=logprobs is not None or ids_too))
+        text_options = TextOptions(marked=logprobs is not None or ids_too)
+        plan = service.plan([(ids, params)], text_options, grammar_field=grammar_field(body))
     except InvalidRequest as error:
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error

@@ -23,6 +23,7 @@ from orcaserve.serving.params import (
 )
 from orcaserve.serving.prompts import encode_prompts, read_prompts
 from orcaserve.serving.service import Service
+from orcaserve.serving.structured_output import grammar_field
 
 DEFAULT_MAX_TOKENS = 16
 MAX_ALL_CHOICES = 1024  # n x prompts
@@ -59,7 +60,8 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
         most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
         work.append((ids, replace(params, max_tokens=most)))
     marked = params.logprobs is not None or return_ids
-    plan = service.plan(work, TextOptions(echo, marked), n_kept=n if n_each > n else 0)
+    n_kept = n if n_each > n else 0
+    plan = service.plan(work, TextOptions(echo, marked), n_kept, grammar_field(body))
     style = None if logprobs is None else LegacyLogprobs(service.tokenizer, logprobs)
     shape = CompletionShape(exchange.id, service.name, options, style, return_ids)
     return lambda: run_plan(exchange, service, plan, shape, options)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
 
@@ -52,8 +53,8 @@ SAMPLING: dict[str, Field] = {
     "n": _integer(
         1,
         MAX_CHOICES,
-        "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters) "
-        f"is at most {MAX_WORK}.",
+        "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters "
+        f"+ characters of a grammar) is at most {MAX_WORK}.",
     ),
     "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
@@ -75,6 +76,50 @@ SAMPLING: dict[str, Field] = {
     "include_stop_str_in_output": Field(_FLAG),
     "skip_special_tokens": Field(_FLAG),
 }
+_OBJECT: Schema = {"type": "object"}
+_TEXTS: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1024}
+_JSON: Schema = {"anyOf": [_OBJECT, {"type": "string"}]}
+_GRAMMAR: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_LENGTH}
+STRUCTURED: dict[str, Field] = {
+    "response_format": Field(
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {
+                        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                        "description": {"type": "string"},
+                        "schema": _OBJECT,
+                        "strict": _FLAG,
+                    },
+                },
+            },
+        },
+        "What the text must be. A schema is always kept to, with `strict` and without.",
+    ),
+    "structured_outputs": Field(
+        {
+            "type": "object",
+            "properties": {
+                "json": _JSON,
+                "json_object": _FLAG,
+                "regex": _GRAMMAR,
+                "choice": _TEXTS,
+                "grammar": _GRAMMAR,
+            },
+        },
+        "What the text must be, by one of: a JSON schema, a regular expression, texts to choose from, a grammar in "
+        "Lark's notation.",
+    ),
+    "guided_json": Field(_JSON, "As structured_outputs.json."),
+    "guided_regex": Field(_GRAMMAR, "As structured_outputs.regex."),
+    "guided_choice": Field(_TEXTS, "As structured_outputs.choice."),
+    "guided_grammar": Field(_GRAMMAR, "As structured_outputs.grammar."),
+}
 COMMON: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
     "stream": Field(_FLAG),
@@ -85,6 +130,7 @@ COMMON: dict[str, Field] = {
     "user": Field({"type": "string"}),
     "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
     **SAMPLING,
+    **STRUCTURED,
 }
 COMPLETION: dict[str, Field] = {
     "prompt": Field(
@@ -148,12 +194,6 @@ UNSUPPORTED: dict[str, _Harmless] = {
     "tool_choice": lambda value: value in (None, "none", "auto"),
     "functions": _is_off,
     "function_call": lambda value: value in (None, "none", "auto"),
-    "response_format": lambda value: value is None or (isinstance(value, dict) and value.get("type") == "text"),
-    "structured_outputs": _is_off,
-    "guided_json": _is_off,
-    "guided_regex": _is_off,
-    "guided_choice": _is_off,
-    "guided_grammar": _is_off,
     "modalities": lambda value: value in (None, ["text"]),
     "audio": _is_off,
     "prediction": _is_off,

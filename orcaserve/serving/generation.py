@@ -129,6 +129,7 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
 
     Whatever ends this, no choice is left running; that the client left does it within one iteration.
     """
+    await service.compile_grammars(plan)
     kind = StreamedReply if options.stream else WholeReply
     reply = kind(exchange, shape, plan, options)
     choices = service.start(plan, exchange.arrival, reply)

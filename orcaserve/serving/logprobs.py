@@ -12,7 +12,7 @@ from json.encoder import encode_basestring_ascii as quote
 
 from orcaserve.core import TokenLogprobs
 from orcaserve.serving.marked_text import Mark
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orcaserve.core import FinishReason, Logprobs, SamplingParams, TokenLogprobs
-from orcaserve.serving.detokenizer import Detokenizer
 from orcaserve.serving.text_stream import TextStream
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.detokenizer import Detokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

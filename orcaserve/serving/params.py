@@ -11,6 +11,7 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_TOKENS_LIMIT, SamplingParams
 from orcaserve.serving.fields import MAX_LEGACY_LOGPROBS, SAMPLING, flag
+from orcaserve.serving.structured_output import read_grammar
 
 _ID = re.compile(r"[0-9]{1,10}")
 _SENT_AS_THEY_ARE = tuple(name for name in SAMPLING if name not in ("logit_bias", "stop", "max_tokens"))
@@ -62,8 +63,9 @@ def sampling_params(body: Mapping[str, Any], max_tokens: int, least: int = 1) ->
     if body.get("user") is not None and not isinstance(body["user"], str):
         raise InvalidRequest("user", "user must be a string", code="invalid_type")
     name = max_tokens_field(body)
+    grammar = read_grammar(body)
     try:
-        params = SamplingParams(max_tokens=max_tokens if name is None else body[name], **values)
+        params = SamplingParams(max_tokens=max_tokens if name is None else body[name], grammar=grammar, **values)
         if params.max_tokens < least:
             raise InvalidRequest("max_tokens", f"max_tokens must be an integer from {least} to {MAX_TOKENS_LIMIT}")
         return params

@@ -7,7 +7,7 @@ from typing import Any
 
 from orcaserve.core.errors import CannotFit, InvalidRequest
 from orcaserve.serving.chat_template import ChatTemplate
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024  # of one request
 MAX_MESSAGES = 4096

@@ -8,7 +8,7 @@ from orcaserve.core.logprobs import Logprobs
 from orcaserve.core.request import FinishReason
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.serving.stop_strings import StopFilter
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 class TextStream:

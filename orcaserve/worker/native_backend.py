@@ -20,6 +20,7 @@ from orcaserve.native.packed_model import PackedFile, load_packed
 from orcaserve.native.precision import Precision, choose_precision
 from orcaserve.native.sampler import Sampler
 from orcaserve.worker.backend import Outcome
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ class NativeBackend:
             raise CheckpointError(f"{config.model.path.name}: {error}") from error
         team.take_cores(0, n_threads)
         self._storage = precision.kv
-        self.sampler = Sampler(team)
+        self.sampler = ConstrainedSampler(Sampler(team), vocabulary_of(config.model.path, self.spec))
         self.slot_bytes = slot_bytes(self.spec, self._storage)
 
     @property
@@ -64,6 +65,7 @@ class NativeBackend:
         rows: Sequence[int] | None = None,
         wanted: Wanted = NOTHING,
     ) -> Outcome:
+        self.sampler.begin(request_ids)
         states = self._model.room_for(layout) if wanted.prompts else None
         logits = self._model.forward(token_ids, layout, self._kv, states=states)
         if rows is not None:

@@ -35,7 +35,7 @@ class PartBackend(PassesOn[Floats]):
         if part.spec.head_dim % 4:
             raise UnsupportedModel(f"heads of {part.spec.head_dim} dimensions are not supported, only multiples of 4")
         self._name, self._team, self._among = config.model.path.name, _kernels.Team(n_threads), among
-        super().__init__(part)
+        super().__init__(part, config.model.path)
         self._loading = begin_loading(config.model, plan, place, self._team, n_threads)
         precision = self._loading.precision.with_kv(config.kv.dtype)
         _log.info("layers %d to %d: %s", part.layers.start, part.layers.stop - 1, precision.text)

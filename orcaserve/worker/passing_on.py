@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from orcaserve.core.spans import COMPUTE, RECEIVE, SAMPLE, Span
@@ -16,6 +17,7 @@ from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
 from orcaserve.worker import backend
 from orcaserve.worker.backend import Outcome
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.sampled_elsewhere import SampledElsewhere
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
@@ -31,9 +33,12 @@ class PassesOn(ABC, Generic[Rows]):
     spans: what was done since somebody last cleared it.
     """
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, path: Path) -> None:
+        """path: of the model, whose tokenizer says what grammars allow."""
         self.spec, self._part = part.spec, part
-        self._sampler = self._make_sampler() if part.last and part.shard == 0 else None
+        self._sampler: ConstrainedSampler[Any] | None = None
+        if part.last and part.shard == 0:
+            self._sampler = ConstrainedSampler(self._make_sampler(), vocabulary_of(path, part.spec))
         self.sampler: backend.Sampler = self._sampler or SampledElsewhere()
         self._plane: Any = None  # a DataPlane of these rows
         self._vocabularies = [
@@ -81,6 +86,8 @@ class PassesOn(ABC, Generic[Rows]):
         rows: Sequence[int] | None = None,
         wanted: Wanted = NOTHING,
     ) -> Outcome:
+        if self._sampler is not None:
+            self._sampler.begin(request_ids)
         received, n_rows = self._receive()
         started = time.monotonic_ns()
         inputs: Any = None if received is None else received[: len(token_ids)]

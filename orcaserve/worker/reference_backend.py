@@ -13,6 +13,7 @@ from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.devices import torch_device
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
 
@@ -26,7 +27,7 @@ class ReferenceBackend:
         self._kv_dtype = chosen(config.kv.dtype)
         self._page_size = config.kv.page_size
         self.spec = self._model.spec
-        self.sampler = Sampler()
+        self.sampler = ConstrainedSampler(Sampler(), vocabulary_of(config.model.path, self.spec))
         self.slot_bytes = 2 * self.spec.n_layers * self.spec.kv_size * STORAGE[self._kv_dtype].itemsize
 
     @property
@@ -45,6 +46,7 @@ class ReferenceBackend:
         rows: Sequence[int] | None = None,
         wanted: Wanted = NOTHING,
     ) -> Outcome:
+        self.sampler.begin(request_ids)
         model = self._model
         states = model.states(torch.from_numpy(token_ids).long().to(model.device), layout, self._kv)
         logits = model.head(states, layout.last_rows if rows is None else layout.last_rows[rows])

@@ -37,7 +37,7 @@ class ReferencePartBackend(PassesOn[Tensor]):
         check_nccl(self._device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread, which is the only one that computes
-        super().__init__(part)
+        super().__init__(part, config.model.path)
         self._dtype = torch_dtype(config.model.dtype)
         all_reduce = self._all_reduce if part.n_shards > 1 else None
         self._model = load_reference_part(config.model.path, part, self._dtype, self._device, all_reduce)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from server_process import Serve
 
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

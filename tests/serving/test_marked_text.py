@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orcaserve.core import FinishReason, Logprobs, SamplingParams, TokenLogprobs
 from orcaserve.serving.marked_text import Echo, Mark, MarkedTextStream, TextOptions
 from orcaserve.serving.text_stream import TextStream
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 def told(token: int) -> TokenLogprobs:

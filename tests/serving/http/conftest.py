@@ -29,7 +29,7 @@ from orcaserve.core import (
 from orcaserve.serving.app import App
 from orcaserve.serving.endpoint import HttpServer, _loop_factory
 from orcaserve.serving.service import Service
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
 CONTEXT = 128
@@ -240,7 +240,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def served_tokenizer(byte_level_metadata: dict[str, Any]) -> Tokenizer:
-    from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+    from orcaserve.text.gguf_tokenizer import tokenizer_from_metadata
 
     template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"

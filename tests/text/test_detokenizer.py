@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orcaserve.core import UnsupportedModel
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 KINDS = ["byte_level", "byte_fallback", "metaspace", "default_tokenizer"]
 

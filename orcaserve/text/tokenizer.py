@@ -14,7 +14,8 @@ from typing import Any
 import tokenizers
 
 from orcaserve.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
-from orcaserve.serving.detokenizer import Detokenizer, spelling_of
+from orcaserve.text.detokenizer import Detokenizer, spelling_of
+from orcaserve.text.vocabulary import Vocabulary
 
 # Above this many characters the interpreter lock is released while the text is encoded (that path costs more per call).
 LONG_TEXT = 4096
@@ -60,7 +61,7 @@ class Tokenizer:
             return _from_folder(path)
         from orcaserve.checkpoint.converted import gguf_of
         from orcaserve.checkpoint.gguf import GGUFFile
-        from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+        from orcaserve.text.gguf_tokenizer import tokenizer_from_metadata
 
         return tokenizer_from_metadata(GGUFFile(gguf_of(path)).metadata)
 
@@ -89,6 +90,12 @@ class Tokenizer:
     def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental decoder that continues after `prompt_ids`."""
         return self._spelling.detokenizer(prompt_ids, skip_special_tokens)
+
+    def vocabulary(self, size: int, eos_ids: frozenset[int]) -> Vocabulary:
+        """What the ids below `size`, the rows of the model's head, stand for. Takes some 100 ms for large ones."""
+        eos_ids = frozenset(token for token in eos_ids if token < size)
+        special_ids = frozenset(token for token in self.special_ids if token < size)
+        return Vocabulary(list(map(self._spelling.bytes_of, range(size))), special_ids | eos_ids, eos_ids)
 
 
 def _from_folder(folder: Path) -> Tokenizer:
