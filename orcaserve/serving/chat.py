@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT
+from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
+from orcaserve.serving.conversation import ChatEncoder, read_conversation
 from orcaserve.serving.fields import CHAT, check_fields
 from orcaserve.serving.generation import Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
-from orcaserve.serving.prompts import encode_messages, read_messages
 from orcaserve.serving.service import Service
+from orcaserve.serving.tool_calls.answer import UNBOUNDED, CallReading, StreamedCalls
+from orcaserve.serving.tool_calls.format import CallFormat
+from orcaserve.serving.tool_calls.formats import format_for
+from orcaserve.serving.tool_calls.grammar import grammar_of_calls
+from orcaserve.serving.tool_calls.hermes import Hermes
+from orcaserve.serving.tool_calls.tools import ToolUse, read_tools
 
 
 class ChatShape(Shape):
+    """reading: how calls are found in the texts; None if none are to be."""
+
     kind = "chat.completion"
     event_kind = "chat.completion.chunk"
 
-    def __init__(self, answer_id: str, model: str, include_usage: bool) -> None:
+    def __init__(self, answer_id: str, model: str, include_usage: bool, reading: CallReading | None = None) -> None:
         super().__init__(answer_id, model, include_usage)
-        self._begun: set[int] = set()
+        self._reading = reading
+        self._begun: dict[int, StreamedCalls | None] = {}
 
     def frames(self, index: int, text: str, finish_reason: str | None) -> str:
         frames = ""
         if index not in self._begun:
-            self._begun.add(index)
-            frames += self.frame(index, '"delta":{"role":"assistant","content":""}', None)
-        if text:
+            self._begun[index] = None if self._reading is None else StreamedCalls(self._reading)
+            content = '""' if self._reading is None else "null"  # an answer of calls alone has none
+            frames += self.frame(index, f'"delta":{{"role":"assistant","content":{content}}}', None)
+        calls = self._begun[index]
+        if calls is not None:
+            frames += "".join(
+                self.frame(index, f'"delta":{delta}', None) for delta in calls.deltas(text, finish_reason)
+            )
+            finish_reason = calls.reason(finish_reason)
+        elif text:
             frames += self.frame(index, f'"delta":{{"content":{quote(text)}}}', None)
         if finish_reason:
             frames += self.frame(index, '"delta":{}', finish_reason)
@@ -39,6 +55,13 @@ class ChatShape(Shape):
     def choice(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
+    def answer(self, texts: Sequence[tuple[str, str | None]], usage: dict[str, Any]) -> dict[str, Any]:
+        answer = super().answer(texts, usage)
+        if self._reading is not None:
+            for choice, (text, reason) in zip(answer["choices"], texts, strict=True):
+                choice["message"], choice["finish_reason"] = self._reading.message(text, reason)
+        return answer
+
 
 def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
     """Answer a chat."""
@@ -46,14 +69,33 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     exchange.name_ignored(check_fields(body, CHAT))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
-    messages = read_messages(body.get("messages"))
-    ids = encode_messages(messages, service.template, service.tokenizer, service.facts.longest_request)
+    use = read_tools(body)
+    conversation = read_conversation(body, use.tools if use else ())
+    encoder = service.chat_encoder(body.get("chat_template"))
+    ids = encoder.encode(conversation, service.facts.longest_request)
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
+    reading, shown = None, frozenset[int]()
+    if use is not None:
+        form = call_format(encoder, service.call_parser)
+        marks = service.tokenizer.special_among(form.marks.all)
+        params = replace(params, grammar=grammar_of_calls(use, form, marks, params.grammar))
+        reading, shown = _reading(use, form, marks, params), frozenset(marks.values())
     try:
-        plan = service.plan([(ids, params)])
+        plan = service.plan([(ids, params)], shown)
     except InvalidRequest as error:
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error
-    shape = ChatShape(exchange.id, service.name, options.include_usage)
+    shape = ChatShape(exchange.id, service.name, options.include_usage, reading)
     return lambda: run_plan(exchange, service, plan, shape, options)
+
+
+def call_format(encoder: ChatEncoder, name: str | None) -> CallFormat:
+    """The named one, or the template's. One that knows no tools is told of Hermes' in words."""
+    source = encoder.template.source
+    return Hermes(source) if name is None and not encoder.takes_tools else format_for(source, name)
+
+
+def _reading(use: ToolUse, form: CallFormat, marks: Mapping[str, int], params: SamplingParams) -> CallReading:
+    most = UNBOUNDED if use.most is None else use.most
+    return CallReading(form, use.names, most, tuple(marks) if params.skip_special_tokens else ())

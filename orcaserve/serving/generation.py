@@ -171,7 +171,8 @@ class StreamedReply(Reply):
         self._n_running -= choice.over
         # The last event of all goes out together with the end.
         if self._n_running and not self._kept and self._exchange.may_write:
-            self._exchange.write_events(self._frames(choice, text))
+            if frames := self._frames(choice, text):  # none of a text that is held back
+                self._exchange.write_events(frames)
         else:
             self._kept[choice] = self._kept.get(choice, "") + text
             self._something_to_do.set()
@@ -195,7 +196,8 @@ class StreamedReply(Reply):
                 usage = self._shape.usage_frame(self._usage(choices)).encode() if self._include_usage else b""
                 await self._exchange.end_events(frames + usage + DONE)
                 return
-            await self._exchange.send_events(frames)
+            if frames:
+                await self._exchange.send_events(frames)
 
     def _frames(self, choice: Choice, text: str) -> bytes:
         return self._shape.frames(choice.index, text, choice.finish_reason).encode()

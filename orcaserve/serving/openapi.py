@@ -9,7 +9,7 @@ from typing import Any
 
 from orcaserve.serving.fields import CHAT, COMPLETION, UNSUPPORTED, Field, Schema
 from orcaserve.serving.http import MAX_IGNORED_SHOWN
-from orcaserve.serving.prompts import ROLES
+from orcaserve.serving.messages import ROLES
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE
 from orcaserve.version import __version__
 
@@ -79,7 +79,7 @@ def page() -> str:
     errors = "".join(f"<li>{code}: {escape(text)}</li>" for code, text in _ERRORS.items())
     return _PAGE.format(
         version=escape(__version__),
-        refused=", ".join(f"<code>{name}</code>" for name in UNSUPPORTED),
+        refused=", ".join(f"<code>{name}</code>" for name in UNSUPPORTED if name not in CHAT),
         shown=MAX_IGNORED_SHOWN,
         sections="".join(sections),
         reads=reads,
@@ -124,8 +124,11 @@ def _schemas() -> Schema:
     count = {"type": "integer", "minimum": 0}
     maybe = {"type": ["string", "null"]}
     usage = _object(prompt_tokens=count, completion_tokens=count, total_tokens=count)
-    reason = {"type": "string", "enum": ["stop", "length"]}
-    message = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
+    reason = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+    called = _object(name=text, arguments=text)
+    calls = {"type": "array", "items": _object(id=text, type={"const": "function"}, function=called)}
+    message = _object(role={"const": "assistant"}, content=maybe, refusal={"type": "null"})
+    message["properties"]["tool_calls"] = calls
     common: Schema = {"id": text, "created": count, "model": text, "usage": usage}
 
     def choices(**own: Schema) -> Schema:
@@ -144,6 +147,8 @@ def _schemas() -> Schema:
             "properties": {
                 "role": {"type": "string", "enum": list(ROLES)},
                 "content": {"anyOf": [text, {"type": "array", "items": part}, {"type": "null"}]},
+                "tool_calls": {"anyOf": [calls, {"type": "null"}]},
+                "tool_call_id": maybe,
             },
         },
     }

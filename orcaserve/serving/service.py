@@ -25,6 +25,7 @@ from orcaserve.core import (
 )
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
 from orcaserve.serving.chat_template import ChatTemplate
+from orcaserve.serving.conversation import ChatEncoder, RequestTemplates
 from orcaserve.serving.fields import MAX_WORK
 from orcaserve.serving.metrics import Metrics
 from orcaserve.serving.text_stream import TextStream
@@ -166,10 +167,18 @@ class Choice:
 class Service:
     """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model.
+    name: what clients call the model. call_parser: the format in which it writes calls of tools; None: what its chat
+    template says. request_templates: whether requests may bring chat templates of their own.
     """
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, name: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        tokenizer: Tokenizer,
+        name: str,
+        call_parser: str | None = None,
+        request_templates: bool = False,
+    ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.name = name
@@ -177,6 +186,9 @@ class Service:
         self.facts = client.facts
         source = tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+        self._encoder = None if self.template is None else ChatEncoder(self.template, tokenizer)
+        self._request_templates = RequestTemplates(tokenizer) if request_templates else None
+        self.call_parser = call_parser
         self.metrics = Metrics(name, self.facts, client.replicas)
         for number, replica in enumerate(client.replicas):
             replica.on_report = partial(self.metrics.on_report, number)
@@ -189,9 +201,25 @@ class Service:
         left = self.facts.longest_request - n_input
         return max(1, left if at_most is None else min(left, at_most))
 
-    def plan(self, prompts: Sequence[tuple[list[int], SamplingParams]]) -> Plan:
+    def chat_encoder(self, source: object = None) -> ChatEncoder:
+        """What turns chats into ids; source: a chat template in place of the model's. From any thread.
+
+        Raises InvalidRequest if there is none, or none may be brought.
+        """
+        if source is not None:
+            if self._request_templates is None:
+                message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
+                raise InvalidRequest("chat_template", message, code="unsupported_parameter")
+            return self._request_templates.encoder(source)
+        if self.template is None or self._encoder is None:
+            message = "this model has no chat template: use /v1/completions"
+            raise InvalidRequest("messages", message, "no_chat_template")
+        return self._encoder
+
+    def plan(self, prompts: Sequence[tuple[list[int], SamplingParams]], shown: frozenset[int] = frozenset()) -> Plan:
         """The requests of all prompts: choice prompt_index * n + i. From any thread.
 
+        shown: special tokens that are part of the text, whatever the client asked for.
         Raises InvalidRequest for what the model cannot run, or what would cost too much beside others.
         """
         n_choices = sum(params.n for _, params in prompts)
@@ -201,7 +229,7 @@ class Service:
             message = "choices x (prompt tokens + logit_bias entries + stop ids + stop characters) must be at most"
             raise InvalidRequest(field, f"{message} {MAX_WORK}")
         choices = [
-            (request, TextStream(self.tokenizer, ids, params))
+            (request, TextStream(self.tokenizer, ids, params, shown))
             for ids, params in prompts
             for request in fan_out(self._request_ids, ids, params, self.facts)
         ]

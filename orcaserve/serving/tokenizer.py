@@ -7,7 +7,7 @@ here: the offline API uses this module too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Tokenizer:
 
     special_tokens: the named ones (`bos_token`, ...) as text, for chat templates.
     chat_template: Jinja source, or None if the model has none.
+    added: ids of the tokens that are found whole in a text, before it is cut; special_ids: of those that are special.
     """
 
     def __init__(
@@ -46,8 +47,9 @@ class Tokenizer:
         # Characters that one token stands for, at most: spelled-out bytes and marks only make a token's name longer.
         self.longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         added = backend.get_added_tokens_decoder()
+        self.added = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._spelling = spelling_of(backend, self.special_ids)
+        self._spelling = spelling_of(backend)
 
     @classmethod
     def from_path(cls, path: Path) -> Tokenizer:
@@ -79,12 +81,29 @@ class Tokenizer:
         """Ids of a rendered chat template. The template has written the special tokens, so none are added."""
         return self.encode(rendered, add_special_tokens=False)
 
+    def special_among(self, texts: Collection[str]) -> dict[str, int]:
+        """Those that are special tokens, with their ids."""
+        return {text: i for text in texts if (i := self.added.get(text)) in self.special_ids and i is not None}
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """Ids of `text` in which no added token is recognised: what is spelled like one is text like any other."""
+        backend = self._backend
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        pieces = [text]
+        if backend.pre_tokenizer is not None:
+            pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for piece in pieces for token in backend.model.tokenize(piece)]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental decoder that continues after `prompt_ids`."""
-        return self._spelling.detokenizer(prompt_ids, skip_special_tokens)
+    def detokenizer(
+        self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """A fresh incremental decoder that continues after `prompt_ids`. shown: special tokens that are not skipped."""
+        skipped = self.special_ids - shown if skip_special_tokens else frozenset[int]()
+        return self._spelling.detokenizer(prompt_ids, skipped)
 
 
 def _from_folder(folder: Path) -> Tokenizer:
