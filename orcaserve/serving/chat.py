@@ -10,11 +10,21 @@ from typing import Any
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
 from orcaserve.serving.conversation import ChatEncoder, read_conversation
-from orcaserve.serving.fields import CHAT, check_fields
-from orcaserve.serving.generation import Shape, run_plan
+from orcaserve.serving.fields import CHAT, check_fields, flag
+from orcaserve.serving.generation import NOTHING, Extras, Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
+from orcaserve.serving.logprobs import ChatLogprobs, LogprobsStyle
+from orcaserve.serving.marked_text import TextOptions
+from orcaserve.serving.params import (
+    StreamOptions,
+    chat_logprobs,
+    check_model,
+    max_tokens_field,
+    sampling_params,
+    stream_options,
+)
 from orcaserve.serving.service import Service
+from orcaserve.serving.structured_output import grammar_field
 from orcaserve.serving.tool_calls.answer import UNBOUNDED, CallReading, StreamedCalls
 from orcaserve.serving.tool_calls.format import CallFormat
 from orcaserve.serving.tool_calls.formats import format_for
@@ -29,25 +39,40 @@ class ChatShape(Shape):
     kind = "chat.completion"
     event_kind = "chat.completion.chunk"
 
-    def __init__(self, answer_id: str, model: str, include_usage: bool, reading: CallReading | None = None) -> None:
-        super().__init__(answer_id, model, include_usage)
+    ids_of_prompt_outside = True
+
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        options: StreamOptions,
+        style: LogprobsStyle | None = None,
+        return_ids: bool = False,
+        reading: CallReading | None = None,
+    ) -> None:
+        super().__init__(answer_id, model, options, style, return_ids)
         self._reading = reading
         self._begun: dict[int, StreamedCalls | None] = {}
 
-    def frames(self, index: int, text: str, finish_reason: str | None) -> str:
+    def frames(self, index: int, text: str, finish_reason: str | None, extras: Extras = NOTHING) -> str:
         frames = ""
         if index not in self._begun:
             self._begun[index] = None if self._reading is None else StreamedCalls(self._reading)
             content = '""' if self._reading is None else "null"  # an answer of calls alone has none
-            frames += self.frame(index, f'"delta":{{"role":"assistant","content":{content}}}', None)
+            head = f'"delta":{{"role":"assistant","content":{content}}}'
+            frames += self.frame(index, head, None, Extras(outer=extras.outer))
+            extras = replace(extras, outer="") if extras.outer else extras
         calls = self._begun[index]
-        if calls is not None:
-            frames += "".join(
-                self.frame(index, f'"delta":{delta}', None) for delta in calls.deltas(text, finish_reason)
-            )
+        if calls is None:
+            deltas = [f'{{"content":{quote(text)}}}'] if text else []
+        else:
+            deltas = calls.deltas(text, finish_reason)
             finish_reason = calls.reason(finish_reason)
-        elif text:
-            frames += self.frame(index, f'"delta":{{"content":{quote(text)}}}', None)
+        if not deltas and extras is not NOTHING:
+            deltas = ['{"content":""}' if calls is None else "{}"]
+        for delta in deltas:
+            frames += self.frame(index, f'"delta":{delta}', None, extras)
+            extras = NOTHING  # of all the text that has come; the first event tells
         if finish_reason:
             frames += self.frame(index, '"delta":{}', finish_reason)
         return frames
@@ -55,12 +80,11 @@ class ChatShape(Shape):
     def choice(self, text: str) -> dict[str, Any]:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def answer(self, texts: Sequence[tuple[str, str | None]], usage: dict[str, Any]) -> dict[str, Any]:
-        answer = super().answer(texts, usage)
-        if self._reading is not None:
-            for choice, (text, reason) in zip(answer["choices"], texts, strict=True):
-                choice["message"], choice["finish_reason"] = self._reading.message(text, reason)
-        return answer
+    def told(self, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
+        if self._reading is None:
+            return super().told(text, finish_reason)
+        message, finish_reason = self._reading.message(text, finish_reason)
+        return {"message": message}, finish_reason
 
 
 def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
@@ -69,24 +93,30 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     exchange.name_ignored(check_fields(body, CHAT))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
+    logprobs, ids_too = chat_logprobs(body), flag(body, "return_token_ids")
+    if logprobs is not None:
+        params = replace(params, logprobs=logprobs)
     use = read_tools(body)
     conversation = read_conversation(body, use.tools if use else ())
     encoder = service.chat_encoder(body.get("chat_template"))
     ids = encoder.encode(conversation, service.facts.longest_request)
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
-    reading, shown = None, frozenset[int]()
+    text_options = TextOptions(marked=logprobs is not None or ids_too)
+    reading, asks_for_grammar = None, grammar_field(body)
     if use is not None:
         form = call_format(encoder, service.call_parser)
         marks = service.tokenizer.special_among(form.marks.all)
         params = replace(params, grammar=grammar_of_calls(use, form, marks, params.grammar))
-        reading, shown = _reading(use, form, marks, params), frozenset(marks.values())
+        text_options = replace(text_options, shown=frozenset(marks.values()))
+        reading, asks_for_grammar = _reading(use, form, marks, params), asks_for_grammar or "tools"
     try:
-        plan = service.plan([(ids, params)], shown)
+        plan = service.plan([(ids, params)], text_options, grammar_field=asks_for_grammar)
     except InvalidRequest as error:
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error
-    shape = ChatShape(exchange.id, service.name, options.include_usage, reading)
+    style = None if logprobs is None else ChatLogprobs(service.tokenizer, logprobs)
+    shape = ChatShape(exchange.id, service.name, options, style, ids_too, reading)
     return lambda: run_plan(exchange, service, plan, shape, options)
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
 from orcaserve.serving.tool_calls.tools import MAX_NAME, MAX_TOOLS, MAX_TOOLS_LENGTH
 
@@ -17,6 +19,8 @@ Schema = dict[str, Any]
 MAX_DOCUMENTS = 1024
 MAX_VARIABLES = 32  # of chat_template_kwargs
 MAX_TEMPLATE_LENGTH = 2**17  # characters of a chat template that a request brings
+MAX_LEGACY_LOGPROBS = 5  # of completions
+MAX_LOGPROBS = 2**20  # of a request: those of tokens that it may generate, or has in its prompts, and of the best ones
 MAX_WORK = 2**19  # choices x (prompt tokens + logit_bias entries + stop ids + characters of stop strings) of a request
 
 
@@ -53,8 +57,8 @@ SAMPLING: dict[str, Field] = {
     "n": _integer(
         1,
         MAX_CHOICES,
-        "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters) "
-        f"is at most {MAX_WORK}.",
+        "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters "
+        f"+ characters of a grammar) is at most {MAX_WORK}.",
     ),
     "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
@@ -76,12 +80,61 @@ SAMPLING: dict[str, Field] = {
     "include_stop_str_in_output": Field(_FLAG),
     "skip_special_tokens": Field(_FLAG),
 }
+_OBJECT: Schema = {"type": "object"}
+_TEXTS: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1024}
+_JSON: Schema = {"anyOf": [_OBJECT, {"type": "string"}]}
+_GRAMMAR: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_LENGTH}
+STRUCTURED: dict[str, Field] = {
+    "response_format": Field(
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {
+                        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                        "description": {"type": "string"},
+                        "schema": _OBJECT,
+                        "strict": _FLAG,
+                    },
+                },
+            },
+        },
+        "What the text must be. A schema is always kept to, with `strict` and without.",
+    ),
+    "structured_outputs": Field(
+        {
+            "type": "object",
+            "properties": {
+                "json": _JSON,
+                "json_object": _FLAG,
+                "regex": _GRAMMAR,
+                "choice": _TEXTS,
+                "grammar": _GRAMMAR,
+            },
+        },
+        "What the text must be, by one of: a JSON schema, a regular expression, texts to choose from, a grammar in "
+        "Lark's notation.",
+    ),
+    "guided_json": Field(_JSON, "As structured_outputs.json."),
+    "guided_regex": Field(_GRAMMAR, "As structured_outputs.regex."),
+    "guided_choice": Field(_TEXTS, "As structured_outputs.choice."),
+    "guided_grammar": Field(_GRAMMAR, "As structured_outputs.grammar."),
+}
 COMMON: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
     "stream": Field(_FLAG),
-    "stream_options": Field({"type": "object", "properties": {"include_usage": _FLAG}}),
+    "stream_options": Field(
+        {"type": "object", "properties": {"include_usage": _FLAG, "continuous_usage_stats": _FLAG}},
+        "Token counts at the end of the stream; and in every event.",
+    ),
     "user": Field({"type": "string"}),
+    "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
     **SAMPLING,
+    **STRUCTURED,
 }
 COMPLETION: dict[str, Field] = {
     "prompt": Field(
@@ -96,6 +149,20 @@ COMPLETION: dict[str, Field] = {
         "Text, texts, token ids, or lists of token ids. Without one, the model starts a new document.",
     ),
     **COMMON,
+    "max_tokens": _integer(0, 2**31 - 1, "Most tokens to generate; 0: none, for a prompt that is to be echoed."),
+    "logprobs": _integer(
+        0,
+        MAX_LEGACY_LOGPROBS,
+        "Log-probabilities of each token and of so many best ones; with echo also of the prompt. Choices x (max_tokens "
+        f"+ with echo prompt tokens) x (logprobs + 1) is at most {MAX_LOGPROBS}.",
+    ),
+    "echo": Field(_FLAG, "The text begins with the prompt, as its tokens are decoded."),
+    "best_of": _integer(
+        1,
+        MAX_CHOICES,
+        "So many choices are generated for each prompt, and the n with the highest mean log-probability are the answer. "
+        "n or more; with stream no more than n.",
+    ),
 }
 _NAME: Schema = {"type": "string", "pattern": f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"}
 _FUNCTION: Schema = {
@@ -172,6 +239,13 @@ CHAT: dict[str, Field] = {
     **TOOLS,
     **TEMPLATE,
     **COMMON,
+    "logprobs": Field(_FLAG, "Log-probabilities of each token."),
+    "top_logprobs": _integer(
+        0,
+        MAX_TOP_LOGPROBS,
+        "And of so many best ones; with logprobs only. Choices x max_tokens x (top_logprobs + 1) is at most "
+        f"{MAX_LOGPROBS}.",
+    ),
 }
 
 
@@ -188,7 +262,6 @@ def _is_null_or_false(value: Any) -> bool:
 _Harmless = Callable[[Any], bool]
 UNSUPPORTED: dict[str, _Harmless] = {
     "suffix": _is_off,
-    "logprobs": _is_null_or_false,
     "top_logprobs": _is_null_or_false,
     "prompt_logprobs": _is_null_or_false,
     "echo": _is_null_or_false,
@@ -196,18 +269,11 @@ UNSUPPORTED: dict[str, _Harmless] = {
     "tool_choice": lambda value: value in (None, "none", "auto"),
     "functions": _is_off,
     "function_call": lambda value: value in (None, "none", "auto"),
-    "response_format": lambda value: value is None or (isinstance(value, dict) and value.get("type") == "text"),
-    "structured_outputs": _is_off,
-    "guided_json": _is_off,
-    "guided_regex": _is_off,
-    "guided_choice": _is_off,
-    "guided_grammar": _is_off,
     "modalities": lambda value: value in (None, ["text"]),
     "audio": _is_off,
     "prediction": _is_off,
     "priority": _is_off,
     "timeout": lambda value: value is None,
-    "return_token_ids": _is_null_or_false,
     "use_beam_search": _is_null_or_false,
     "bad_words": _is_off,
     "allowed_token_ids": lambda value: value is None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from orcaserve.core.errors import CannotFit, InvalidRequest
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024  # of one request
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orcaserve.core.logprobs import Logprobs
 from orcaserve.core.request import FinishReason
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.serving.stop_strings import StopFilter
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 class TextStream:
@@ -35,8 +36,11 @@ class TextStream:
         self.n_tokens = 0
         self.finish_reason: FinishReason | None = None
 
-    def push(self, token: int | None, finish_reason: FinishReason | None = None) -> str:
-        """Text to show now. `finish_reason` comes with the request's last news, with or without a token.
+    def push(
+        self, token: int | None, finish_reason: FinishReason | None = None, logprobs: Logprobs | None = None
+    ) -> str:
+        """Text to show now. `finish_reason` comes with the request's last news, with or without a token. logprobs: for
+        streams that have a use for them (marked_text.py).
 
         A token that ended the request by its id is counted but not shown, unless the client asked to see it.
         """

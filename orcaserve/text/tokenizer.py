@@ -14,7 +14,8 @@ from typing import Any
 import tokenizers
 
 from orcaserve.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
-from orcaserve.serving.detokenizer import Detokenizer, spelling_of
+from orcaserve.text.detokenizer import Detokenizer, spelling_of
+from orcaserve.text.vocabulary import Vocabulary
 
 # Above this many characters the interpreter lock is released while the text is encoded (that path costs more per call).
 LONG_TEXT = 4096
@@ -62,7 +63,7 @@ class Tokenizer:
             return _from_folder(path)
         from orcaserve.checkpoint.converted import gguf_of
         from orcaserve.checkpoint.gguf import GGUFFile
-        from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+        from orcaserve.text.gguf_tokenizer import tokenizer_from_metadata
 
         return tokenizer_from_metadata(GGUFFile(gguf_of(path)).metadata)
 
@@ -98,12 +99,22 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def token_bytes(self, token: int) -> bytes:
+        """What an id stands for, alone, in UTF-8: maybe a part of a character only."""
+        return self._spelling.bytes_of(token)
+
     def detokenizer(
         self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
     ) -> Detokenizer:
         """A fresh incremental decoder that continues after `prompt_ids`. shown: special tokens that are not skipped."""
         skipped = self.special_ids - shown if skip_special_tokens else frozenset[int]()
         return self._spelling.detokenizer(prompt_ids, skipped)
+
+    def vocabulary(self, size: int, eos_ids: frozenset[int]) -> Vocabulary:
+        """What the ids below `size`, the rows of the model's head, stand for. Takes some 100 ms for large ones."""
+        eos_ids = frozenset(token for token in eos_ids if token < size)
+        special_ids = frozenset(token for token in self.special_ids if token < size)
+        return Vocabulary(list(map(self._spelling.bytes_of, range(size))), special_ids | eos_ids, eos_ids)
 
 
 def _from_folder(folder: Path) -> Tokenizer:

@@ -15,6 +15,7 @@ A prompt may end inside a character or a run: the bytes it leaves open are the d
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -33,12 +34,18 @@ class Detokenizer(Protocol):
     def flush(self) -> str:
         """The text of what is still held back, ill-formed bytes as U+FFFD. Call once, at the end."""
 
+    def fork(self) -> Detokenizer:
+        """Another one that goes on from here."""
+
 
 class Spelling(Protocol):
     """How a vocabulary writes text: what each id stands for. One per tokenizer, shared by all streams."""
 
     def detokenizer(self, prompt_ids: Sequence[int], skipped: frozenset[int]) -> Detokenizer:
         """A fresh detokenizer that continues after `prompt_ids`. skipped: ids that are no text."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the id stands for in UTF-8, or a part of a character; nothing for an id without a token."""
 
 
 def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
@@ -105,6 +112,11 @@ class ByteLevelDetokenizer:
     def flush(self) -> str:
         return self._own(self._decoder.decode(b"", True))
 
+    def fork(self) -> ByteLevelDetokenizer:
+        forked = copy.copy(self)
+        forked._decoder = copy.copy(self._decoder)
+        return forked
+
     def _own(self, text: str) -> str:
         if self._owed and text:
             self._owed = False
@@ -137,6 +149,10 @@ class PieceSpelling:
         if token not in self._cache:
             self._cache[token] = self._spell(token)
         return self._cache[token]
+
+    def bytes_of(self, token: int) -> bytes:
+        piece = self.piece(token)
+        return bytes((piece,)) if isinstance(piece, int) else (piece or "").encode()
 
     def first_piece(self, token: int) -> str | int | None:
         """As `piece`, for a token that begins a text."""
@@ -195,6 +211,11 @@ class PieceDetokenizer:
 
     def flush(self) -> str:
         return self._out(self._end_run())
+
+    def fork(self) -> PieceDetokenizer:
+        forked = copy.copy(self)
+        forked._run = bytearray(self._run)
+        return forked
 
     def _end_run(self) -> str:
         """The characters of the run that hold at least one byte of ours."""

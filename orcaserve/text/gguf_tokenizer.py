@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
-from orcaserve.serving.tokenizer import Tokenizer, add_start_and_end
+from orcaserve.text.tokenizer import Tokenizer, add_start_and_end
 
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 BLANK = "\u2581"  # SentencePiece's mark for a blank
