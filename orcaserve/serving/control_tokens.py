@@ -43,6 +43,8 @@ class Guarded:
         parts = [(token[:n], token[n:]) for token in tokens for n in range(1, len(token))]
         self._heads = {head for head, _ in parts if not head.isalnum()}
         self._tails = {tail for _, tail in parts if not tail.isalnum()}
+        self._firsts = {token[:1] for token in tokens}
+        self._lasts = {token[-1:] for token in tokens}
         self._longest = max(map(len, tokens), default=0)
 
     def find(self, text: str) -> Iterator[re.Match[str]]:
@@ -53,11 +55,17 @@ class Guarded:
 
     def is_open(self, text: str) -> bool:
         """Whether it ends like the beginning of a token."""
-        return any(text[-n:] in self._heads for n in range(1, min(self._longest, len(text) + 1)))
+        end = text[-self._longest :]
+        if self._firsts.isdisjoint(end):
+            return False
+        return any(end[-n:] in self._heads for n in range(1, min(self._longest, len(end) + 1)))
 
     def is_closing(self, text: str) -> bool:
         """Whether it begins like the end of one."""
-        return any(text[:n] in self._tails for n in range(1, min(self._longest, len(text) + 1)))
+        start = text[: self._longest]
+        if self._lasts.isdisjoint(start):
+            return False
+        return any(start[:n] in self._tails for n in range(1, min(self._longest, len(start) + 1)))
 
     def mark(self, text: str, marks: Marks) -> str:
         marked = self._tokens.sub(lambda found: f"{marks.before}{found[0]}{marks.after}", text)

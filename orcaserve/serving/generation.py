@@ -81,6 +81,10 @@ class Shape(ABC):
     def choice(self, text: str) -> dict[str, Any]:
         """The text of a choice in a whole answer, without what all choices have."""
 
+    def told(self, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """The same, and why the choice ended, as the endpoint's clients know it."""
+        return self.choice(text), finish_reason
+
     def frame(self, index: int, content: str, finish_reason: str | None, extras: Extras = NOTHING) -> str:
         """One event for one choice; content: its JSON members that are the endpoint's own."""
         reason = f'"{finish_reason}"' if finish_reason else "null"
@@ -97,7 +101,8 @@ class Shape(ABC):
         """The whole answer; choices: text, finish reason and all else of each, in order."""
         written = []
         for index, (text, reason, extras) in enumerate(choices):
-            content = _json(self.choice(text))[1:-1]
+            members, reason = self.told(text, reason)
+            content = _json(members)[1:-1]
             written.append(
                 f'{{"index":{index},{content},"logprobs":{extras.logprobs},"finish_reason":{_json(reason)}'
                 f"{extras.members}}}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
@@ -62,7 +62,7 @@ class StreamedCalls:
         self._silent = True
         self._new_id: Callable[[], str] = reading.form.new_id
 
-    def deltas(self, text: str, finish_reason: str | None) -> Iterable[str]:
+    def deltas(self, text: str, finish_reason: str | None) -> list[str]:
         """What each event's delta holds, as JSON."""
         events = self._parser.push(text)
         if finish_reason:
