@@ -60,9 +60,18 @@ class ChatTemplate:
         """Whether it writes a content that is a text."""
         return self._writes(_PROBE)
 
-    def _writes(self, content: Any) -> bool:
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether it writes what a system message says."""
+        return self._writes(_PROBE, "system", [{"role": "user", "content": "a"}])
+
+    def knows(self, word: str) -> bool:
+        """Whether it asks for a role, or writes one, of this name."""
+        return word in self.literals.split("\0")
+
+    def _writes(self, content: Any, role: str = "user", others: Sequence[Mapping[str, Any]] = ()) -> bool:
         try:
-            text = self.render([{"role": "user", "content": content}])
+            text = self.render([{"role": role, "content": content}, *others])
         except InvalidRequest:
             return False
         return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text

@@ -102,11 +102,11 @@ class ChatEncoder:
         template = self.template
         messages = [dict(message) for message in conversation.messages]
         if not self.takes_tools:
-            messages = describe_tools(messages, conversation.tools)
-            if "tool" not in template.literals:
+            messages = describe_tools(messages, conversation.tools, template.takes_system)
+            if not template.knows("tool"):
                 messages = write_calls_as_text(messages)
         for message in messages:
-            if message["role"] == "developer" and "developer" not in template.literals:
+            if message["role"] == "developer" and not template.knows("developer"):
                 message["role"] = "system"
             content = message.get("content")
             if isinstance(content, list) and not template.takes_parts:

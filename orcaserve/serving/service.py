@@ -199,6 +199,10 @@ class Service:
         source = tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
         self._encoder = None if self.template is None else ChatEncoder(self.template, tokenizer)
+        self._tool_encoder = self._encoder
+        if tokenizer.tool_template is not None:
+            tool_template = ChatTemplate(tokenizer.tool_template, tokenizer.special_tokens)
+            self._tool_encoder = ChatEncoder(tool_template, tokenizer)
         self._request_templates = RequestTemplates(tokenizer) if request_templates else None
         self.call_parser = call_parser
         self.metrics = Metrics(name, self.facts, client.replicas)
@@ -214,8 +218,10 @@ class Service:
         left = self.facts.longest_request - n_input
         return max(1, left if at_most is None else min(left, at_most))
 
-    def chat_encoder(self, source: object = None) -> ChatEncoder:
-        """What turns chats into ids; source: a chat template in place of the model's. From any thread.
+    def chat_encoder(self, source: object = None, tools: bool = False) -> ChatEncoder:
+        """What turns chats, with tools or without, into ids. From any thread.
+
+        source: a chat template in place of the model's.
 
         Raises InvalidRequest if there is none, or none may be brought.
         """
@@ -224,10 +230,11 @@ class Service:
                 message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
                 raise InvalidRequest("chat_template", message, code="unsupported_parameter")
             return self._request_templates.encoder(source)
-        if self.template is None or self._encoder is None:
+        encoder = self._tool_encoder if tools else self._encoder
+        if self.template is None or encoder is None:
             message = "this model has no chat template: use /v1/completions"
             raise InvalidRequest("messages", message, "no_chat_template")
-        return self._encoder
+        return encoder
 
     def plan(
         self,

@@ -36,7 +36,7 @@ def tokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> A
     if body.get("messages") is not None:
         use = read_tools(body)
         conversation = read_conversation(body, use.tools if use else ())
-        ids = service.chat_encoder(body.get("chat_template")).encode(conversation, most)
+        ids = service.chat_encoder(body.get("chat_template"), use is not None).encode(conversation, most)
     elif isinstance(prompt, str):
         ids = encode_text("prompt", prompt, service.tokenizer, most, flag(body, "add_special_tokens", True))
     else:

@@ -26,7 +26,7 @@ class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
     special_tokens: the named ones (`bos_token`, ...) as text, for chat templates.
-    chat_template: Jinja source, or None if the model has none.
+    chat_template: Jinja source, or None if the model has none. tool_template: the one for chats with tools, if it has two.
     added: ids of the tokens that are found whole in a text, before it is cut; special_ids: of those that are special.
     """
 
@@ -35,6 +35,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         special_tokens: Mapping[str, str],
         chat_template: str | None = None,
+        tool_template: str | None = None,
     ) -> None:
         # Limits stored for training would cut or pad prompts in silence.
         backend.no_truncation()
@@ -42,6 +43,7 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
+        self.tool_template = tool_template
         bos = self.special_tokens.get("bos_token")
         self.bos_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
@@ -130,7 +132,8 @@ def _from_folder(folder: Path) -> Tokenizer:
     _register_added(backend, config, special)
     if backend.post_processor is None and config.get("add_bos_token") is True and "bos_token" in special:
         add_start_and_end(backend, bos=special["bos_token"])
-    return Tokenizer(backend, special, chat_template=_chat_template(folder, config))
+    named = _named_templates(config)
+    return Tokenizer(backend, special, _chat_template(folder, config) or named.get("default"), named.get("tool_use"))
 
 
 def _register_added(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
@@ -182,10 +185,15 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if template is None:
         template = _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several by name
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def _named_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates of the configuration, where it has several by name."""
+    listed = config.get("chat_template")
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    pairs = [(entry.get("name"), entry.get("template")) for entry in entries]
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

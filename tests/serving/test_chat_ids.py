@@ -182,6 +182,25 @@ def test_variables_and_documents(both: Callable[[str], Both], name: str, more: d
     }
 
 
+def test_a_template_of_its_own_for_tools(tmp_path: Path) -> None:
+    family = FAMILIES["qwen2.5"]
+    folder = save_family(family, tmp_path / "files")
+    (folder / "chat_template.jinja").unlink()
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    named = {"default": FAMILIES["chatml"].template, "tool_use": family.template}
+    config["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer = Tokenizer.from_path(folder)
+    assert (tokenizer.chat_template, tokenizer.tool_template) == (named["default"], named["tool_use"])
+    for template, tools in ((tokenizer.chat_template, None), (tokenizer.tool_template, TOOLS)):
+        use = read_tools({"tools": tools})
+        conversation = read_conversation({"messages": [USER]}, use.tools if use else ())
+        ids = ChatEncoder(ChatTemplate(str(template)), tokenizer).encode(conversation, MOST)
+        expected = theirs.apply_chat_template([USER], tools=tools, add_generation_prompt=True, return_dict=False)
+        assert ids == expected
+
+
 def test_thoughts(both: Callable[[str], Both]) -> None:
     """What a model has thought, in either form; its own marks are tokens, as they were when it wrote them."""
     family = both("qwen3")

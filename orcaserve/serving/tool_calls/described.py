@@ -16,8 +16,10 @@ _AFTER = (
 )
 
 
-def describe_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Messages in which the tools stand in the system's message."""
+def describe_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], in_system: bool = True
+) -> list[dict[str, Any]]:
+    """Messages in which the tools stand in the system's message; or in the first one, if there can be none."""
     written = [dict(message) for message in messages]
     if not tools:
         return written
@@ -26,7 +28,9 @@ def describe_tools(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool])
     if written[0]["role"] in ("system", "developer"):
         first = {**written[0], "content": f"{text_of(written[0])}\n\n{words}"}
         return [first, *written[1:]]
-    return [{"role": "system", "content": words}, *written]
+    if in_system:
+        return [{"role": "system", "content": words}, *written]
+    return [{**written[0], "content": f"{words}\n\n{text_of(written[0])}"}, *written[1:]]
 
 
 def text_of(message: Mapping[str, Any]) -> str:

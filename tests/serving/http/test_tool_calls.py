@@ -229,6 +229,14 @@ def test_a_template_without_tools_is_told_of_them_in_words(tools: Callable[..., 
     assert f"<|im_start|>user\n{answers}<|im_end|>" in prompt
 
 
+def test_a_template_without_a_system_message_has_them_in_the_first_one(tools: Callable[..., ToolServer]) -> None:
+    server = tools("gemma2")
+    server.both(ONE)
+    prompt = server.tokenizer.decode(server.engine.seen[-1].input_ids, skip_special_tokens=False)
+    assert prompt.count("<start_of_turn>") == 2 and "user\nYou can call functions" in prompt
+    assert "</tool_call>\n\nWhat is the weather?" in prompt
+
+
 def test_a_named_parser(tools: Callable[..., ToolServer]) -> None:
     server = tools("smollm2", call_parser="pythonic")
     message, _ = server.both("[get_weather(city='Köln')]")
