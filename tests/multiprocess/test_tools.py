@@ -95,8 +95,8 @@ def test_calls_are_valid_at_any_temperature(serve: Serve, temperature: float) ->
     with openai.OpenAI(base_url=f"{serve.base}/v1", api_key="none", max_retries=0) as client:
         for seed, choice in enumerate(("required", named, "required", named)):
             body: dict[str, Any] = {
-                "model": serve.model, "messages": USER, "tools": tools(seed > 1), "tool_choice": choice, "max_tokens": 400,
-                "temperature": temperature, "seed": seed, "parallel_tool_calls": seed == 0,
+                "model": serve.model, "messages": USER, "tools": tools(seed > 1), "tool_choice": choice,
+                "max_tokens": 400, "temperature": temperature, "seed": seed, "parallel_tool_calls": seed == 0,
             }  # fmt: skip
             calls, content, reason = calls_of(client, body)
             assert content is None and calls
