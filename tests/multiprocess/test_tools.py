@@ -82,7 +82,7 @@ def calls_of(client: openai.OpenAI, body: dict[str, Any]) -> tuple[list[tuple[st
     state = ChatCompletionStreamState()
     for chunk in client.chat.completions.create(**body, stream=True):
         state.handle_chunk(chunk)
-    [streamed] = state.get_final_completion().choices
+    [streamed] = state.current_completion_snapshot.choices
     assert [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []] == calls
     assert (streamed.message.content, streamed.finish_reason) == (choice.message.content, choice.finish_reason)
     return calls, choice.message.content, choice.finish_reason
