@@ -47,6 +47,7 @@ from orcaserve.core import (
 )
 from orcaserve.engine.host import EngineHost
 from orcaserve.serving.chat_template import ChatTemplate
+from orcaserve.serving.conversation import ChatEncoder, read_conversation
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.text.tokenizer import Tokenizer
 
@@ -243,7 +244,8 @@ class LLM:
         if self.tokenizer.chat_template is None:
             raise InvalidRequest("messages", "this model has no chat template")
         template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer.special_tokens)
-        return self.tokenizer.encode_chat(template.render(messages))
+        conversation = read_conversation({"messages": list(map(dict, messages))})
+        return ChatEncoder(template, self.tokenizer).encode(conversation, self.facts.longest_request)
 
     def _choices(self, ids: list[int], params: SamplingParams) -> list[_Choice]:
         """params.n requests over the same prompt. Raises InvalidRequest if they cannot be served."""

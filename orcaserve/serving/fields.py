@@ -13,8 +13,12 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
+from orcaserve.serving.tool_calls.tools import MAX_NAME, MAX_TOOLS, MAX_TOOLS_LENGTH
 
 Schema = dict[str, Any]
+MAX_DOCUMENTS = 1024
+MAX_VARIABLES = 32  # of chat_template_kwargs
+MAX_TEMPLATE_LENGTH = 2**17  # characters of a chat template that a request brings
 MAX_LEGACY_LOGPROBS = 5  # of completions
 MAX_LOGPROBS = 2**20  # of a request: those of tokens that it may generate, or has in its prompts, and of the best ones
 MAX_WORK = 2**19  # choices x (prompt tokens + logit_bias entries + stop ids + characters of stop strings) of a request
@@ -160,9 +164,80 @@ COMPLETION: dict[str, Field] = {
         "n or more; with stream no more than n.",
     ),
 }
+_NAME: Schema = {"type": "string", "pattern": f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"}
+_FUNCTION: Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": _NAME,
+        "description": {"type": "string"},
+        "parameters": {"type": "object", "description": "A JSON schema of an object."},
+        "strict": {"type": "boolean", "description": "Arguments are valid by the schema, always."},
+    },
+}
+_NAMED: Schema = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _NAME}},
+    },
+}
+_ALLOWED: Schema = {
+    "type": "object",
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {
+                "mode": {"type": "string", "enum": ["auto", "required"]},
+                "tools": {"type": "array", "minItems": 1, "items": _NAMED},
+            },
+        },
+    },
+}
+TOOLS: dict[str, Field] = {
+    "tools": Field(
+        {
+            "type": "array",
+            "maxItems": MAX_TOOLS,
+            "items": {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+            },
+        },
+        f"Functions that the model may call. Together at most {MAX_TOOLS_LENGTH} characters of JSON.",
+    ),
+    "tool_choice": Field(
+        {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED, _ALLOWED]},
+        "auto unless given: the model decides. required, or a function: its answer is a call.",
+    ),
+    "parallel_tool_calls": Field(_FLAG, "False: one call at most. Only with tools."),
+}
+TEMPLATE: dict[str, Field] = {
+    "add_generation_prompt": Field(_FLAG, "For messages: true unless given, or continue_final_message is."),
+    "continue_final_message": Field(_FLAG, "The model goes on with the last message in place of answering it."),
+    "chat_template_kwargs": Field(
+        {"type": "object", "maxProperties": MAX_VARIABLES},
+        "More variables for the chat template, such as enable_thinking.",
+    ),
+    "documents": Field(
+        {"type": "array", "maxItems": MAX_DOCUMENTS, "items": {"type": "object"}},
+        "Texts to answer from, for chat templates that have a place for them.",
+    ),
+    "chat_template": Field(
+        {"type": "string", "minLength": 1, "maxLength": MAX_TEMPLATE_LENGTH},
+        "In place of the model's; only if the server was started with --trust-request-chat-template.",
+    ),
+}
 CHAT: dict[str, Field] = {
     "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
     "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
+    **TOOLS,
+    **TEMPLATE,
     **COMMON,
     "logprobs": Field(_FLAG, "Log-probabilities of each token."),
     "top_logprobs": _integer(

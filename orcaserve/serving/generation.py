@@ -81,6 +81,10 @@ class Shape(ABC):
     def choice(self, text: str) -> dict[str, Any]:
         """The text of a choice in a whole answer, without what all choices have."""
 
+    def told(self, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """The same, and why the choice ended, as the endpoint's clients know it."""
+        return self.choice(text), finish_reason
+
     def frame(self, index: int, content: str, finish_reason: str | None, extras: Extras = NOTHING) -> str:
         """One event for one choice; content: its JSON members that are the endpoint's own."""
         reason = f'"{finish_reason}"' if finish_reason else "null"
@@ -97,7 +101,8 @@ class Shape(ABC):
         """The whole answer; choices: text, finish reason and all else of each, in order."""
         written = []
         for index, (text, reason, extras) in enumerate(choices):
-            content = _json(self.choice(text))[1:-1]
+            members, reason = self.told(text, reason)
+            content = _json(members)[1:-1]
             written.append(
                 f'{{"index":{index},{content},"logprobs":{extras.logprobs},"finish_reason":{_json(reason)}'
                 f"{extras.members}}}"
@@ -247,7 +252,8 @@ class StreamedReply(Reply):
         self._n_running -= choice.over
         # The last event of all goes out together with the end.
         if self._n_running and not self._kept and self._exchange.may_write:
-            self._exchange.write_events(self._frames(choice, text))
+            if frames := self._frames(choice, text):  # none of a text that is held back
+                self._exchange.write_events(frames)
         else:
             self._kept[choice] = self._kept.get(choice, "") + text
             self._something_to_do.set()
@@ -271,7 +277,8 @@ class StreamedReply(Reply):
                 usage = self._shape.usage_frame(self._usage()).encode() if self._include_usage else b""
                 await self._exchange.end_events(frames + usage + DONE)
                 return
-            await self._exchange.send_events(frames)
+            if frames:
+                await self._exchange.send_events(frames)
 
     def _frames(self, choice: Choice, text: str) -> bytes:
         extras = NOTHING

@@ -22,7 +22,13 @@ async def load_service(serving: ServingConfig, engine: EngineConfig, engines: En
     except BaseException:
         reading.cancel()
         raise
-    return Service(engines, await reading, serving.served_model_name or engine.model.name)
+    return Service(
+        engines,
+        await reading,
+        serving.served_model_name or engine.model.name,
+        serving.tool_call_parser,
+        serving.trust_request_chat_template,
+    )
 
 
 class HostedEndpoint:

@@ -64,9 +64,14 @@ class MarkedTextStream(TextStream):
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams, echo: Echo | None = None
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        echo: Echo | None = None,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
-        super().__init__(tokenizer, prompt_ids, params)
+        super().__init__(tokenizer, prompt_ids, params, shown)
         if echo is not None:
             self._detokenizer = echo.detokenizer()
         self._counted = self._detokenizer = _Counted(self._detokenizer)
@@ -162,14 +167,16 @@ class _Counted:
 
 @dataclass(frozen=True, slots=True)
 class TextOptions:
-    """What a request wants to know of its text. echo: it begins with the prompt. marked: of which tokens it is made."""
+    """What a request wants to know of its text. echo: it begins with the prompt. marked: of which tokens it is made.
+    shown: special tokens that are part of it, whatever the client asked for."""
 
     echo: bool = False
     marked: bool = False
+    shown: frozenset[int] = frozenset()
 
     def streams(self, tokenizer: Tokenizer, ids: Sequence[int], params: SamplingParams) -> Callable[[], TextStream]:
         """Makes the text of each choice of a prompt."""
         if not (self.echo or self.marked):
-            return lambda: TextStream(tokenizer, ids, params)
+            return lambda: TextStream(tokenizer, ids, params, self.shown)
         echo = Echo(tokenizer, ids, params.skip_special_tokens) if self.echo else None
-        return lambda: MarkedTextStream(tokenizer, ids, params, echo)
+        return lambda: MarkedTextStream(tokenizer, ids, params, echo, self.shown)

@@ -9,7 +9,7 @@ from typing import Any
 
 from orcaserve.serving.fields import CHAT, COMPLETION, UNSUPPORTED, Field, Schema
 from orcaserve.serving.http import MAX_IGNORED_SHOWN
-from orcaserve.serving.prompts import ROLES
+from orcaserve.serving.messages import ROLES
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE
 from orcaserve.version import __version__
 
@@ -137,8 +137,11 @@ def _schemas() -> Schema:
             rejected_prediction_tokens=count,
         ),
     )
-    reason = {"type": "string", "enum": ["stop", "length"]}
-    message = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
+    reason = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+    called = _object(name=text, arguments=text)
+    calls = _list(_object(id=text, type={"const": "function"}, function=called))
+    message = _object(role={"const": "assistant"}, content=maybe, refusal={"type": "null"})
+    message["properties"]["tool_calls"] = calls
     common: Schema = {"id": text, "created": count, "model": text, "usage": usage}
 
     def choices(logprobs: str, **own: Schema) -> Schema:
@@ -174,6 +177,8 @@ def _schemas() -> Schema:
             "properties": {
                 "role": {"type": "string", "enum": list(ROLES)},
                 "content": {"anyOf": [text, {"type": "array", "items": part}, {"type": "null"}]},
+                "tool_calls": {"anyOf": [calls, {"type": "null"}]},
+                "tool_call_id": maybe,
             },
         },
     }

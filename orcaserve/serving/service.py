@@ -26,6 +26,7 @@ from orcaserve.core import (
 )
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
 from orcaserve.serving.chat_template import ChatTemplate
+from orcaserve.serving.conversation import ChatEncoder, RequestTemplates
 from orcaserve.serving.fields import MAX_LOGPROBS, MAX_WORK
 from orcaserve.serving.grammar_checker import GrammarChecker
 from orcaserve.serving.marked_text import TextOptions
@@ -178,10 +179,18 @@ class Choice:
 class Service:
     """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model.
+    name: what clients call the model. call_parser: the format in which it writes calls of tools; None: what its chat
+    template says. request_templates: whether requests may bring chat templates of their own.
     """
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, name: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        tokenizer: Tokenizer,
+        name: str,
+        call_parser: str | None = None,
+        request_templates: bool = False,
+    ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.name = name
@@ -189,6 +198,13 @@ class Service:
         self.facts = client.facts
         source = tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+        self._encoder = None if self.template is None else ChatEncoder(self.template, tokenizer)
+        self._tool_encoder = self._encoder
+        if tokenizer.tool_template is not None:
+            tool_template = ChatTemplate(tokenizer.tool_template, tokenizer.special_tokens)
+            self._tool_encoder = ChatEncoder(tool_template, tokenizer)
+        self._request_templates = RequestTemplates(tokenizer) if request_templates else None
+        self.call_parser = call_parser
         self.metrics = Metrics(name, self.facts, client.replicas)
         for number, replica in enumerate(client.replicas):
             replica.on_report = partial(self.metrics.on_report, number)
@@ -201,6 +217,24 @@ class Service:
         """What is left for a prompt, `at_most` so many; 1 if nothing is, so that the check names the numbers."""
         left = self.facts.longest_request - n_input
         return max(1, left if at_most is None else min(left, at_most))
+
+    def chat_encoder(self, source: object = None, tools: bool = False) -> ChatEncoder:
+        """What turns chats, with tools or without, into ids. From any thread.
+
+        source: a chat template in place of the model's.
+
+        Raises InvalidRequest if there is none, or none may be brought.
+        """
+        if source is not None:
+            if self._request_templates is None:
+                message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
+                raise InvalidRequest("chat_template", message, code="unsupported_parameter")
+            return self._request_templates.encoder(source)
+        encoder = self._tool_encoder if tools else self._encoder
+        if self.template is None or encoder is None:
+            message = "this model has no chat template: use /v1/completions"
+            raise InvalidRequest("messages", message, "no_chat_template")
+        return encoder
 
     def plan(
         self,

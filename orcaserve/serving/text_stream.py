@@ -19,10 +19,17 @@ class TextStream:
         if stream.finish_reason: ...                    # the engine's, or STOP as soon as a stop string is complete
 
     The caller cancels the request in the engine when `finish_reason` is set and the engine has not ended it.
+    shown: special tokens that are text here, whatever the client asked for.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = tokenizer.detokenizer(prompt_ids, params.skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(prompt_ids, params.skip_special_tokens, shown)
         self._stops = StopFilter(params.stop, params.include_stop_str_in_output)
         self._show_stop_token = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
