@@ -318,7 +318,11 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Everything the endpoint process needs beside the engine's facts."""
+    """Everything the endpoint process needs beside the engine's facts.
+
+    strict: fields without effect are errors. files_dir: where files and batches are kept; None: nowhere.
+    files_dir_given: the user said which folder, so that it must be usable from the start.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -331,6 +335,10 @@ class ServingConfig:
     start_timeout: float = 600.0
     engine_timeout: float = 10.0  # s without a word from the engine, which is then taken for hung and replaced
     log_level: str = "info"
+    strict: bool = False
+    files_dir: Path | None = None
+    files_dir_given: bool = False
+    max_files_bytes: int = 2**30
 
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:

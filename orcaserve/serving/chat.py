@@ -9,7 +9,7 @@ from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT
-from orcaserve.serving.fields import CHAT, check_fields
+from orcaserve.serving.fields import CHAT, check_fields, without_effect
 from orcaserve.serving.generation import Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
@@ -43,7 +43,7 @@ class ChatShape(Shape):
 def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
     """Answer a chat."""
     check_model(body, service.name)
-    exchange.name_ignored(check_fields(body, CHAT))
+    exchange.name_ignored(without_effect(check_fields(body, CHAT), service.tokenizer.chat_template))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
     messages = read_messages(body.get("messages"))

@@ -5,12 +5,13 @@ One table per endpoint serves checking, `/openapi.json` and the list of ignored 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
+from orcaserve.serving.prompts import ROLES
 
 Schema = dict[str, Any]
 MAX_WORK = 2**19  # choices x (prompt tokens + logit_bias entries + stop ids + characters of stop strings) of a request
@@ -74,9 +75,12 @@ SAMPLING: dict[str, Field] = {
 }
 COMMON: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
-    "stream": Field(_FLAG),
-    "stream_options": Field({"type": "object", "properties": {"include_usage": _FLAG}}),
-    "user": Field({"type": "string"}),
+    "stream": Field(_FLAG, "Answer with events (SSE), as the text comes; after the last one `data: [DONE]`."),
+    "stream_options": Field(
+        {"type": "object", "properties": {"include_usage": _FLAG, "continuous_usage_stats": _FLAG}},
+        "Only with stream: true. include_usage: one more event with the token counts before the end.",
+    ),
+    "user": Field({"type": "string"}, "Who asks. Accepted, and changes nothing."),
     **SAMPLING,
 }
 COMPLETION: dict[str, Field] = {
@@ -98,6 +102,31 @@ CHAT: dict[str, Field] = {
     "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
     **COMMON,
 }
+
+
+_TEXT: Schema = {"type": "string"}
+_PART: Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+}
+COMPONENTS: dict[str, Schema] = {
+    "Message": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string", "enum": list(ROLES)},
+            "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]},
+            "name": {"type": ["string", "null"]},
+            "refusal": {"type": ["string", "null"]},
+            "tool_calls": {"type": ["array", "null"], "items": {"type": "object"}},
+            "tool_call_id": {"type": ["string", "null"]},
+            "function_call": {"type": ["object", "null"]},
+        },
+    },
+}
+"""Schemas that fields refer to by name."""
+_REFERENCE = "#/components/schemas/"
 
 
 def _is_off(value: Any) -> bool:
@@ -143,11 +172,12 @@ UNSUPPORTED: dict[str, _Harmless] = {
 
 
 def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[str]:
-    """Refuse what is asked for and not served; return the names of fields that have no effect.
+    """Refuse what is asked for and not served; return the names of fields that have no effect, also of those inside
+    others (`stream_options.x`, `messages.content.x`).
 
     Raises InvalidRequest naming the field.
     """
-    ignored = []
+    ignored: list[str] = []
     for name, value in body.items():
         if name in UNSUPPORTED:
             if not UNSUPPORTED[name](value):
@@ -156,7 +186,58 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[st
             _check_best_of(value, body.get("n"))
         elif name not in known:
             ignored.append(name)
+        else:
+            ignored += dict.fromkeys(_unknown_inside(name, value, known[name].schema))
     return ignored
+
+
+def without_effect(unknown: list[str], template: str | None) -> list[str]:
+    """Of the unknown names in a body with messages, those that the chat template does not read either."""
+    return [
+        name for name in unknown
+        if template is None or not name.startswith("messages.") or name.rpartition(".")[2] not in template
+    ]  # fmt: skip
+
+
+def _unknown_inside(path: str, value: Any, schema: Schema) -> Iterator[str]:
+    """Names in the objects of a value that no schema of such an object has. Objects without any names are open."""
+    if not isinstance(value, dict | list):
+        return
+    options = list(_options(schema))
+    if isinstance(value, list):
+        items = [option["items"] for option in options if "items" in option]
+        if any(_holds_objects(item) for item in items):
+            for element in value:
+                yield from _unknown_inside(path, element, {"anyOf": items})
+        return
+    objects = [option for option in options if "object" in option.get("type", ())]
+    if any("properties" not in option or option.get("additionalProperties") for option in objects):
+        return
+    known = {name: schema for option in objects for name, schema in option["properties"].items()}
+    if known:
+        for name, inner in value.items():
+            if name in known:
+                yield from _unknown_inside(f"{path}.{name}", inner, known[name])
+            else:
+                yield f"{path}.{name}"
+
+
+def _options(schema: Schema) -> Iterator[Schema]:
+    """What a schema allows, each without anyOf and references."""
+    if "$ref" in schema:
+        schema = COMPONENTS[schema["$ref"].removeprefix(_REFERENCE)]
+    if "anyOf" in schema:
+        for option in schema["anyOf"]:
+            yield from _options(option)
+    else:
+        yield schema
+
+
+def _holds_objects(schema: Schema) -> bool:
+    return any(
+        "object" in option.get("type", ()) or ("items" in option and _holds_objects(option["items"]))
+        for option in _options(schema)
+    )
 
 
 def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:

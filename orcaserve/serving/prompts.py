@@ -66,12 +66,13 @@ def encode_messages(
     tokenizer: Tokenizer,
     most_tokens: int,
     generation_prompt: bool = True,
+    add_special_tokens: bool = False,
 ) -> list[int]:
     """Ids of the rendered conversation. May take long: call it on a thread. Raises as encode_prompts."""
     if template is None:
         raise InvalidRequest("messages", "this model has no chat template: use /v1/completions", "no_chat_template")
     text = template.render(messages, add_generation_prompt=generation_prompt)
-    ids = encode_text("messages", text, tokenizer, most_tokens, add_special_tokens=False)
+    ids = encode_text("messages", text, tokenizer, most_tokens, add_special_tokens)
     if not ids:
         raise InvalidRequest("messages", "the chat template renders these messages to nothing")
     return ids

@@ -6,41 +6,51 @@ from collections.abc import Mapping
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.serving.fields import MAX_WORK, Field, check_fields, flag
+from orcaserve.serving.fields import MAX_WORK, Field, check_fields, flag, without_effect
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model
 from orcaserve.serving.prompts import encode_messages, encode_text, read_messages
 from orcaserve.serving.service import Service
 
 TOKENIZE: dict[str, Field] = {
-    "model": Field({"type": "string"}),
+    "model": Field({"type": "string"}, "The served model's name; may be left out."),
     "prompt": Field({"type": "string"}, f"Text of at most {MAX_WORK} tokens; or give messages."),
     "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
-    "add_special_tokens": Field({"type": "boolean"}, "For prompt: true unless given."),
+    "add_special_tokens": Field(
+        {"type": "boolean"},
+        "Let the tokenizer add its own, such as a beginning of text. True unless given; with messages false, for the "
+        "chat template has written them.",
+    ),
     "add_generation_prompt": Field({"type": "boolean"}, "For messages: true unless given."),
+    "return_token_strs": Field({"type": "boolean"}, "Also the tokens as the vocabulary spells them."),
 }
 DETOKENIZE: dict[str, Field] = {
-    "model": Field({"type": "string"}),
+    "model": Field({"type": "string"}, "The served model's name; may be left out."),
     "tokens": Field({"type": "array", "items": {"type": "integer", "minimum": 0}}),
     "skip_special_tokens": Field({"type": "boolean"}, "False unless given."),
 }
 
 
 def tokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
-    exchange.name_ignored(check_fields(body, TOKENIZE))
+    exchange.name_ignored(without_effect(check_fields(body, TOKENIZE), service.tokenizer.chat_template))
     _check_optional_model(body, service)
     prompt, most = body.get("prompt"), service.facts.context_length
+    if prompt is not None and body.get("messages") is not None:
+        raise InvalidRequest("prompt", "give prompt or messages, not both")
     if body.get("messages") is not None:
-        ask = flag(body, "add_generation_prompt", True)
+        ask, add = flag(body, "add_generation_prompt", True), flag(body, "add_special_tokens")
         messages = read_messages(body["messages"])
-        ids = encode_messages(messages, service.template, service.tokenizer, most, ask)
+        ids = encode_messages(messages, service.template, service.tokenizer, most, ask, add)
     elif isinstance(prompt, str):
         ids = encode_text("prompt", prompt, service.tokenizer, most, flag(body, "add_special_tokens", True))
     else:
         raise InvalidRequest("prompt", "give prompt as a string, or messages", code="invalid_type")
     if len(ids) > MAX_WORK:
         raise InvalidRequest("prompt", f"the text makes more than {MAX_WORK} tokens")
-    return exchange.json_answer({"tokens": ids, "count": len(ids), "max_model_len": service.facts.context_length})
+    spelled = service.tokenizer.spell(ids) if flag(body, "return_token_strs") else None
+    return exchange.json_answer(
+        {"count": len(ids), "max_model_len": service.facts.longest_request, "tokens": ids, "token_strs": spelled}
+    )
 
 
 def detokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:

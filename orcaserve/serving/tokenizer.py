@@ -82,6 +82,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def spell(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it, with its marks for blanks and bytes; "" for an id that stands for none."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
     def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
         """A fresh incremental decoder that continues after `prompt_ids`."""
         return self._spelling.detokenizer(prompt_ids, skip_special_tokens)
