@@ -19,8 +19,8 @@ MOST_BYTES = 2**62  # the disk is the only limit of the output
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Answer a file of requests with a model, many at once. A request is a line of JSON; what it may hold, and what\n"
-        "comes of it, is that of the HTTP API: the same code answers both, but nothing listens.\n\n"
+        "Answer a file of requests with a model, many at once. A request is a line of JSON; what it may hold, and\n"
+        "what comes of it, is that of the HTTP API: the same code answers both, but nothing listens.\n\n"
         '  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "NAME",\n'
         '   "messages": [{"role": "user", "content": "Name a whale."}], "max_tokens": 20}}\n\n'
         "custom_id is yours, and different in each line. url is /v1/completions or /v1/chat/completions. NAME is the\n"
@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  orcaserve run-batch -i in.jsonl -o out.jsonl\n"
         "  orcaserve run-batch -i in.jsonl -o out.jsonl model.gguf --max-num-seqs 32\n"
         "  orcaserve run-batch -i in.jsonl -o out.jsonl --resume      goes on after an interruption\n\n"
-        "Exit codes: 0 all requests were answered with status 200, 1 some were not, 2 the input or a setting is wrong,\n"
-        "3 the model cannot be had, 130 interrupted: the results so far are in the output."
+        "Exit codes: 0 all requests were answered with status 200, 1 some were not, 2 the input or a setting is\n"
+        "wrong, 3 the model cannot be had, 130 interrupted: the results so far are in the output."
     )
     parser.add_argument("-i", "--input-file", type=Path, required=True, metavar="IN", help="the requests, one a line")
     parser.add_argument("-o", "--output-file", type=Path, required=True, metavar="OUT", help="where results go")
@@ -96,9 +96,7 @@ async def _run(
     try:
         app.service = service = await load_service(serving, engine, engines)
         requests = (
-            line
-            for line in read_lines(source, None)
-            if not isinstance(line, LineError) and line.custom_id not in done
+            line for line in read_lines(source, None) if not isinstance(line, LineError) and line.custom_id not in done
         )
         n_at_once = lines_at_once(service.facts, 1, beside_others=False)
         results = Growing(target, Room(MOST_BYTES))

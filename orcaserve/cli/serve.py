@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "header x-orcaserve-ignored-fields",
     )
     group = parser.add_argument_group(
-        "files and batches", "What /v1/files and /v1/batches keep. Unfinished batches go on when the server starts again."
+        "files and batches",
+        "What /v1/files and /v1/batches keep. Unfinished batches go on when the server starts again.",
     )
     group.add_argument(
         "--files-dir",

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings, which a model that generates text cannot answer: said clearly, and before anything else fails."""
+"""POST /v1/embeddings, which a model that generates text cannot answer: it says so."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class _Endpoint:
             await self._drain(FAREWELL_SECONDS)
 
     def _open_files(self) -> None:
-        """Go on with batches of an earlier server. Raises ConfigError if the folder that was asked for cannot be used."""
+        """Go on with batches of an earlier server. Raises ConfigError if the folder asked for cannot be used."""
         folder = self._serving.files_dir
         if folder is None or not (self._serving.files_dir_given or folder.exists()):
             return

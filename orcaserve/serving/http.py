@@ -323,7 +323,7 @@ class Exchange:
 
 
 def _check_content_headers(exchange: Exchange, any_type: bool) -> None:
-    """A browser can be made to send forms and plain text by pages of others, but not JSON; it always says its origin."""
+    """A browser can be made to send forms and plain text by others' pages, but not JSON; it always says its origin."""
     kind, *parameters = (exchange.header(b"content-type") or "").split(";")
     charset = [p.partition("=")[2].strip().strip('"').lower() for p in parameters if "charset" in p.lower()]
     is_json = kind.strip().lower() == "application/json" and all(c in ("utf-8", "utf8") for c in charset)

@@ -1,6 +1,6 @@
 """Requests that are made inside the process: by the handlers of all others, without a socket.
 
-    reply = await ask(app, "/v1/completions", body)         # status, body and id of the answer
+reply = await ask(app, "/v1/completions", body)         # status, body and id of the answer
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of limits, by the constants that are obeyed: `/openapi.json`, docs/api.md and docs/limits.md are held to it."""
+"""The table of limits, by the constants that are obeyed; `/openapi.json` has it, and docs/limits.md is held to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from orcaserve.serving import (
     threads,
 )
 from orcaserve.serving.batches import api as batches
-from orcaserve.serving.batches import batch, lines, queue, runner
+from orcaserve.serving.batches import batch, lines, records, runner
 from orcaserve.serving.files import api as files
 from orcaserve.serving.files import multipart, store
 from orcaserve.serving.protocols import tensors
@@ -124,7 +124,7 @@ LIMITS = (
     Limit("characters of a name in `metadata`", _n(batch.MAX_KEY), "400"),
     Limit("characters of a value in `metadata`", _n(batch.MAX_METADATA_VALUE), "400"),
     Limit("batches of a page (`limit`)", _n(batches.MAX_PAGE), "400"),
-    Limit("batches that are kept", _n(queue.MAX_BATCHES),
+    Limit("batches that are kept", _n(records.MAX_BATCHES),
           "the earliest that are over are forgotten; 429 if none is"),
     Limit("failures of the engine under one line of a batch", _n(runner.MAX_FAILURES), "its error is the result"),
     # Tensors

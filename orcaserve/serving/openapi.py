@@ -1,4 +1,4 @@
-"""The API's description, `/openapi.json`: made of the table of routes, and of the fields that requests are checked against."""
+"""The API's description, `/openapi.json`: made of the table of routes, and of the fields that are checked."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from orcaserve.serving.routes import ROUTES
 from orcaserve.serving.schemas import other_schemas
 from orcaserve.version import __version__
 
-ABOUT = f"""One model behind the protocols of several servers: OpenAI's (with vLLM's extensions), Triton's and KServe's, \
-TensorFlow Serving's. Whatever a client speaks, its requests share iterations with all others.
+ABOUT = f"""One model behind the protocols of several servers: OpenAI's (with vLLM's extensions), Triton's and \
+KServe's, TensorFlow Serving's. Whatever a client speaks, its requests share iterations with all others.
 
-A field that is null is as one that is absent. Fields of these APIs that would change the answer and are not served get \
-a 400: UNSERVED. Any other field has no effect. The first {MAX_IGNORED_SHOWN} of those with plain names, also inside \
+A field that is null is as one that is absent. Fields of these APIs that would change the answer and are not served \
+get a 400: UNSERVED. Any other field has no effect. The first {MAX_IGNORED_SHOWN} of those with plain names, also inside \
 other fields, are named in the header `x-orcaserve-ignored-fields`, and the metric `orcaserve_ignored_fields_total` \
 counts all. A server that was started with `--strict` answers 400 (`unknown_field`) instead.
 
@@ -39,7 +39,7 @@ ERRORS = {
     429: "There is too much to do already.",
     431: "The header is too large.",
     500: "The request failed in the engine.",
-    503: "Not now: loading, stopping, busy reading other requests, or the engine is gone. See the header `retry-after`.",
+    503: "Not now: loading, stopping, busy reading other requests, or the engine is gone. See `retry-after`.",
     507: "The disk that holds files is full.",
 }
 OPENAI_ERROR, PLAIN_ERROR = "Error", "PlainError"

@@ -1,4 +1,4 @@
-"""The API's description for people, as a page (`/docs`) and as Markdown (docs/api.md): both from `/openapi.json` alone."""
+"""The API's description for people, as a page (`/docs`) and as Markdown (docs/api.md): both of `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def blocks(api: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading(2, "Errors")
     yield Paragraph(
         '`{"error": {"message", "type", "param", "code"}}` with the protocols of OpenAI: `param` is the field that is '
-        "wrong, or null; `code` is for programs. `{\"error\": \"message\"}` with Triton's, KServe's and TensorFlow "
+        'wrong, or null; `code` is for programs. `{"error": "message"}` with Triton\'s, KServe\'s and TensorFlow '
         "Serving's."
     )
     texts = {
@@ -183,7 +183,9 @@ def markdown(api: Mapping[str, Any]) -> str:
                 parts.append(text)
             case Table(head, rows):
                 lines = [head, ("---",) * len(head), *rows]
-                parts.append("\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines))
+                parts.append(
+                    "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+                )
     return "\n\n".join(parts) + "\n"
 
 

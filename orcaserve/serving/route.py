@@ -24,14 +24,13 @@ Read = Callable[[Exchange, bytes], Mapping[str, Any]]
 
 _PARAMETER = re.compile(r"\{(\w+)\}")
 OTHER_PROTOCOLS = ("/v2", "/tfs/")  # whose errors are a text alone
-NAMES = ("model",)  # a model's name may hold slashes; no other parameter of a path does
 
 
 @dataclass(frozen=True)
 class Operation:
     """What the API's description says of a route.
 
-    fields: of a JSON body (None: there is no body), of which `required` must be there. form: the body is a form instead.
+    fields: of a JSON body (None: there is no body), of which `required` must be there. form: the body is a form.
     answer: schema of the answer 200; content: its type. stream: what an answer with events holds, if there can be one.
     errors: statuses beyond those that any route of this kind may answer.
     """
@@ -69,7 +68,7 @@ class Route:
     def pattern(self) -> re.Pattern[str]:
         parts = _PARAMETER.split(self.path)
         named = [
-            f"(?P<{part}>{'.+' if part in NAMES else '[^/]+'})" if i % 2 else re.escape(part)
+            f"(?P<{part}>.+)" if i % 2 else re.escape(part)  # names of models have slashes, and so may ids
             for i, part in enumerate(parts)
         ]
         return re.compile("".join(named), re.DOTALL)
@@ -101,9 +100,7 @@ class Router:
             assert route.method not in by_path.setdefault(route.path, {}), f"{route.path} stands there twice"
             by_path[route.path][route.method] = route
         self._plain = {path: Found(found, {}) for path, found in by_path.items() if "{" not in path}
-        self._patterns = [
-            (next(iter(found.values())).pattern, found) for path, found in by_path.items() if "{" in path
-        ]
+        self._patterns = [(next(iter(found.values())).pattern, found) for path, found in by_path.items() if "{" in path]
 
     def find(self, path: str) -> Found | None:
         if (found := self._plain.get(path)) is not None:

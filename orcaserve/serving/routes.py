@@ -19,8 +19,8 @@ from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE, detokenize, tokeniz
 OPENAI, TOKENS, SERVER = "OpenAI", "Tokens", "Server"
 ID = "The request's id, as its answer and the header x-request-id have it, or the one that its client sent there."
 STREAM = (
-    "Events, each `data: ` and a JSON object with new text of one choice; `data: [DONE]` comes last. A failure after the "
-    "first event is one event with an `error`, and the end without `[DONE]`. Lines that begin with `:` are comments."
+    "Events, each `data: ` and a JSON object with new text of one choice; `data: [DONE]` comes last. A failure after "
+    "the first event is one event with an `error`, and the end without `[DONE]`. Lines that begin with `:` are comments."
 )
 
 
@@ -93,7 +93,7 @@ ROUTES = [
     *TRITON,
     *KSERVE,
     *TENSORFLOW,
-    _probe("/health", reads.health, "200 if requests are taken; also while they wait for another engine", "Health", 503),
+    _probe("/health", reads.health, "200 if requests are taken, also while they wait for an engine", "Health", 503),
     _probe("/ready", reads.ready, "200 if requests can be served now", "Status", 503),
     _probe("/live", reads.live, "200 if the process answers", "Status"),
     Route("GET", "/metrics", reads.metrics,

@@ -66,9 +66,7 @@ def other_schemas() -> dict[str, Schema]:
             request_counts=_object(total=_COUNT, completed=_COUNT, failed=_COUNT),
             metadata={"type": ["object", "null"], "additionalProperties": _TEXT},
         ),
-        "BatchError": _object(
-            code=_TEXT, line={"type": ["integer", "null"]}, message=_TEXT, param=_MAYBE_TEXT
-        ),
+        "BatchError": _object(code=_TEXT, line={"type": ["integer", "null"]}, message=_TEXT, param=_MAYBE_TEXT),
         "Batches": _page("Batch"),
     }
 

@@ -83,7 +83,7 @@ class Tokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def spell(self, ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary has it, with its marks for blanks and bytes; "" for an id that stands for none."""
+        """Each token as the vocabulary has it, with its marks for blanks and bytes; "" for an id of none."""
         return [self._backend.id_to_token(token) or "" for token in ids]
 
     def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import starmap
 from typing import TYPE_CHECKING, Any
 
 from orcaserve.core.errors import InvalidRequest
@@ -76,18 +77,18 @@ async def create(app: App, exchange: Exchange) -> None:
         raise InvalidRequest("input_file_id", "there is no such file", code="file_not_found")
     if store.get(input_file_id).purpose != "batch":
         raise InvalidRequest("input_file_id", "the purpose of the file must be batch")
-    batch = await queue.create(endpoint, input_file_id, window, seconds, metadata, output_seconds)
+    batch = await queue.create(str(endpoint), input_file_id, str(window), seconds, metadata, output_seconds)
     await exchange.send_json(200, batch.said)
 
 
 async def get(app: App, exchange: Exchange) -> None:
-    await exchange.send_json(200, app.require_batches().get(exchange.params["id"]).said)
+    await exchange.send_json(200, app.require_batches().records.get(exchange.params["id"]).said)
 
 
 async def list_batches(app: App, exchange: Exchange) -> None:
     query = read_query(exchange, LIST)
     limit = whole_number(query, "limit", PAGE, MAX_PAGE)
-    latest = app.require_batches().all()[::-1]
+    latest = app.require_batches().records.all()[::-1]
     page = one_page(latest, lambda batch: batch.id, lambda batch: batch.said, query.get("after"), limit)
     await exchange.send_json(200, page)
 
@@ -100,14 +101,14 @@ async def cancel(app: App, exchange: Exchange) -> None:
 def _metadata(value: Any) -> Mapping[str, str] | None:
     if value is None:
         return None
-    pairs = value.items() if isinstance(value, dict) and len(value) <= MAX_METADATA else [(None, None)]
-    good = (
-        isinstance(text, str) and len(key) <= MAX_KEY and len(text) <= MAX_METADATA_VALUE for key, text in pairs
-    )
-    if not all(good):
+    if not isinstance(value, dict) or len(value) > MAX_METADATA or not all(starmap(_is_metadata, value.items())):
         limits = f"{MAX_METADATA} strings of {MAX_METADATA_VALUE} characters, under names of {MAX_KEY}"
         raise InvalidRequest("metadata", f"metadata must be an object with at most {limits}")
     return dict(value)
+
+
+def _is_metadata(name: str, value: Any) -> bool:
+    return isinstance(value, str) and len(name) <= MAX_KEY and len(value) <= MAX_METADATA_VALUE
 
 
 def _output_seconds(value: Any) -> int | None:

@@ -36,7 +36,8 @@ class Batch:
     """A batch as of now. Times are whole seconds since 1970.
 
     output_file_id, error_file_id: given at the start; said once these files are there (`has_output`, `has_errors`).
-    expired: its window was over before all lines were run. times: when it came to each status. errors: of lines of its input, or why it stands still.
+    expired: its window was over before all lines were run. times: when it came to each status.
+    errors: of lines of its input, or why it stands still.
     """
 
     id: str

@@ -1,7 +1,7 @@
 """The lines of a batch: requests in, results out. As OpenAI writes them, a JSON object a line.
 
-    {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
-    {"id": "batch_req_...", "custom_id": "a", "response": {"status_code", "request_id", "body"}, "error": null}
+{"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
+{"id": "batch_req_...", "custom_id": "a", "response": {"status_code", "request_id", "body"}, "error": null}
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_lines(path: Path, endpoint: str | None) -> Iterator[Line | LineError]:
 
 
 def check_lines(path: Path, endpoint: str | None) -> tuple[int, list[LineError]]:
-    """How many requests there are, and what is wrong with them. Takes seconds for a large file: not on an event loop."""
+    """How many requests there are, and what is wrong. Takes seconds for a large file: call it on a thread."""
     n, names, errors = 0, set[str](), list[LineError]()
     for line in read_lines(path, endpoint):
         if isinstance(line, LineError):
@@ -109,7 +109,9 @@ def answered_lines(path: Path) -> dict[str, bool]:
     with open(path, "rb") as file:
         for raw in file:
             try:
-                result = json.loads(raw) if raw.endswith(b"\n") else None
+                if not raw.endswith(b"\n"):
+                    break
+                result = json.loads(raw)
                 found[result["custom_id"]] = (result["response"] or {}).get("status_code") == 200
             except (ValueError, TypeError, KeyError):
                 break
@@ -141,4 +143,4 @@ def _line(raw: bytes, number: int, endpoint: str | None) -> Line:
         raise LineError(number, "body must be an object", "body")
     if body.get("stream"):
         raise LineError(number, "there are no streams in a batch", "body.stream")
-    return Line(number, custom_id, url, encode_json(body))
+    return Line(number, custom_id, str(url), encode_json(body))

@@ -108,9 +108,7 @@ class _Upload:
         seconds = self._seconds()
         if len(self._filename) > MAX_FILENAME or not self._filename.isprintable():
             raise InvalidRequest("file", f"a filename has at most {MAX_FILENAME} characters, all of them printable")
-        return await asyncio.to_thread(
-            self._store.keep, self._content, new_file_id(), self._filename, purpose, seconds
-        )
+        return await asyncio.to_thread(self._store.keep, self._content, new_file_id(), self._filename, purpose, seconds)
 
     def discard(self) -> None:
         if self._content is not None:

@@ -119,7 +119,8 @@ def _checked(datatype: str, values: list[Any]) -> list[Any]:
 
 
 def _texts(raw: bytes) -> list[str]:
-    texts, at = [], 0
+    texts: list[str] = []
+    at = 0
     while at < len(raw):
         if at + 4 > len(raw):
             raise _bad("a BYTES tensor ends within the length of an element")

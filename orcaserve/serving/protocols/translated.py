@@ -62,7 +62,10 @@ def complete(
     wanted = {name: value for name, value in parameters.items() if name not in NO_PLACE}
     body = {**wanted, "model": service.name, "prompt": prompt, "stream": event is not None}
     inner = Exchange(
-        {**exchange.scope, "headers": [], "extensions": {}}, exchange.no_more, _Translating(exchange, whole, event).send, exchange.id
+        {**exchange.scope, "headers": [], "extensions": {}},
+        exchange.no_more,
+        _Translating(exchange, whole, event).send,
+        exchange.id,
     )
     inner.arrival, inner.cancellation = exchange.arrival, exchange.cancellation
     answer = completions(inner, service, body)

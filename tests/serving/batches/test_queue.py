@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.serving.batches import queue as module
-from orcaserve.serving.batches import runner
+from orcaserve.serving.batches import queue, runner
+from orcaserve.serving.batches import records as module
 from orcaserve.serving.batches.batch import Batch, Status, window_seconds
 from orcaserve.serving.batches.queue import BatchQueue
 from orcaserve.serving.files.store import FileStore, StorageFull, new_file_id
@@ -90,8 +90,8 @@ class Bench:
                 await asyncio.sleep(0.002)
 
     async def end_of(self, batch_id: str) -> Batch:
-        await self.until(lambda: self.queue.get(batch_id).status.over)
-        return self.queue.get(batch_id)
+        await self.until(lambda: self.queue.records.get(batch_id).status.over)
+        return self.queue.records.get(batch_id)
 
     def results(self, file_id: str) -> list[dict[str, Any]]:
         assert self.store.has(file_id)
@@ -109,7 +109,7 @@ async def bench(tmp_path: Path, one_loop: None, monkeypatch: pytest.MonkeyPatch)
 
 async def test_a_batch(bench: Bench) -> None:
     batch_id = await bench.create("a", "404", "b", "500", "c")
-    created = bench.queue.get(batch_id).said
+    created = bench.queue.records.get(batch_id).said
     assert created["status"] == "validating" and created["object"] == "batch" and created["metadata"] == {"a": "b"}
     assert created["expires_at"] == created["created_at"] + 3600 and created["output_file_id"] is None
     batch = await bench.end_of(batch_id)
@@ -142,23 +142,27 @@ async def test_a_wrong_input_fails_at_once(bench: Bench) -> None:
     growing.append(b"{}\nx\n")
     file = bench.store.keep(growing, new_file_id(), "in", "batch", None)
     failed = await bench.end_of((await bench.queue.create(URL, file.id, "1h", 3600, None, None)).id)
-    assert failed.said["status"] == "failed" and failed.said["failed_at"] and not bench.queue.get(waits).status.over
+    assert (
+        failed.said["status"] == "failed"
+        and failed.said["failed_at"]
+        and not bench.queue.records.get(waits).status.over
+    )
     assert [error["line"] for error in failed.said["errors"]["data"]] == [1, 2]
     bench.store.delete(file.id)  # nothing uses it any more
     with pytest.raises(InvalidRequest, match="uses this file"):
-        bench.store.delete(bench.queue.get(waits).input_file_id)
+        bench.store.delete(bench.queue.records.get(waits).input_file_id)
     bench.endpoint.release.set()
     await bench.end_of(waits)
 
 
 async def test_one_after_another_and_in_order(bench: Bench) -> None:
     first, second = await bench.create("wait1", "x"), await bench.create("y")
-    await bench.until(lambda: bench.queue.get(first).completed == 1)
-    assert bench.queue.get(second).status is Status.IN_PROGRESS and "y" not in bench.endpoint.asked
+    await bench.until(lambda: bench.queue.records.get(first).completed == 1)
+    assert bench.queue.records.get(second).status is Status.IN_PROGRESS and "y" not in bench.endpoint.asked
     bench.endpoint.release.set()
     await bench.end_of(second)
-    assert bench.queue.get(first).status is Status.COMPLETED
-    assert [batch.id for batch in bench.queue.all()] == [first, second]
+    assert bench.queue.records.get(first).status is Status.COMPLETED
+    assert [batch.id for batch in bench.queue.records.all()] == [first, second]
 
 
 async def test_what_is_refused_for_now_is_asked_again(bench: Bench) -> None:
@@ -184,7 +188,7 @@ async def test_a_restart_goes_on(bench: Bench, torn: bool) -> None:
     names = [r["custom_id"] for r in bench.results(batch.output_file_id)]
     assert len(names) == len(set(names)) == 4
     await bench.restart()
-    assert bench.queue.get(batch_id).said == batch.said and bench.endpoint.asked == []
+    assert bench.queue.records.get(batch_id).said == batch.said and bench.endpoint.asked == []
     assert bench.store.room.used == sum(f.bytes for f in bench.store.all())
 
 
@@ -201,10 +205,10 @@ async def test_a_restart_while_results_become_files(bench: Bench, monkeypatch: p
         return real(*args)
 
     monkeypatch.setattr(bench.store, "keep", keep)
-    monkeypatch.setattr(module._log, "error", lambda *_, **__: None)
+    monkeypatch.setattr(queue._log, "error", lambda *_, **__: None)
     n_kept = -1  # the upload
     batch_id = await bench.create("a", "404")
-    await bench.until(lambda: n_kept == 1 and bench.queue.get(batch_id).status is Status.FINALIZING)
+    await bench.until(lambda: n_kept == 1 and bench.queue.records.get(batch_id).status is Status.FINALIZING)
     await bench.until(lambda: not bench.queue._tasks)
     await bench.restart()
     batch = await bench.end_of(batch_id)
@@ -216,7 +220,7 @@ async def test_the_window(bench: Bench) -> None:
     batch_id = await bench.create("a", "wait", "b", "wait", "c", seconds=10)
     await bench.until(lambda: bench.endpoint.n_now == 2)
     bench.now += 11
-    bench.queue._news.set()
+    bench.queue.records.news.set()
     batch = await bench.end_of(batch_id)
     assert batch.said["status"] == "expired" and batch.said["expired_at"]
     assert batch.said["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
@@ -243,14 +247,14 @@ async def test_cancelling(bench: Bench) -> None:
 
 async def test_cancelling_one_that_waits_and_over_a_restart(bench: Bench) -> None:
     first, second = await bench.create("wait"), await bench.create("z")
-    await bench.until(lambda: bench.queue.get(second).status is Status.IN_PROGRESS)
+    await bench.until(lambda: bench.queue.records.get(second).status is Status.IN_PROGRESS)
     await bench.queue.cancel(second)
     await bench.restart()
     await bench.until(lambda: bench.endpoint.n_now == 1)
-    assert bench.queue.get(second).status is Status.CANCELLING
+    assert bench.queue.records.get(second).status is Status.CANCELLING
     bench.endpoint.release.set()
     assert (await bench.end_of(second)).status is Status.CANCELLED
-    assert "z" not in bench.endpoint.asked and bench.queue.get(first).status is Status.COMPLETED
+    assert "z" not in bench.endpoint.asked and bench.queue.records.get(first).status is Status.COMPLETED
 
 
 async def test_cancelled_at_birth(bench: Bench) -> None:
@@ -265,8 +269,8 @@ async def test_no_room_for_results_loses_nothing(bench: Bench) -> None:
     full = bench.upload("x" * 300)
     bench.store.room.limit = bench.store.room.used + 250
     batch_id = (await bench.queue.create(URL, file_id, "1h", 3600, None, None)).id
-    await bench.until(lambda: bool(bench.queue.get(batch_id).errors))
-    batch = bench.queue.get(batch_id)
+    await bench.until(lambda: bool(bench.queue.records.get(batch_id).errors))
+    batch = bench.queue.records.get(batch_id)
     assert batch.status is Status.IN_PROGRESS and batch.said["errors"]["data"][0]["code"] == "files_full"
     assert batch.completed < 3
     bench.store.delete(full)
@@ -282,12 +286,12 @@ async def test_no_room_for_the_batch_itself(bench: Bench, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "write_json", lambda *_: (_ for _ in ()).throw(StorageFull.disk()))
     with pytest.raises(StorageFull):
         await bench.queue.create(URL, file_id, "1h", 3600, None, None)
-    assert bench.queue.all() == []
+    assert bench.queue.records.all() == []
     monkeypatch.setattr(module, "write_json", real)
     batch = await bench.queue.create(URL, file_id, "1h", 3600, None, None)
     monkeypatch.setattr(module, "write_json", lambda *_: (_ for _ in ()).throw(StorageFull.disk()))
-    await bench.until(lambda: bool(bench.queue.get(batch.id).errors))
-    assert bench.queue.get(batch.id).status is Status.VALIDATING
+    await bench.until(lambda: bool(bench.queue.records.get(batch.id).errors))
+    assert bench.queue.records.get(batch.id).status is Status.VALIDATING
     monkeypatch.setattr(module, "write_json", real)
     assert (await bench.end_of(batch.id)).status is Status.COMPLETED
 
@@ -296,7 +300,7 @@ async def test_a_damaged_batch_stands_in_nobodys_way(bench: Bench, monkeypatch: 
     lost = await bench.create("wait")
     await bench.until(lambda: bench.endpoint.n_now == 1)
     await bench.close()
-    (bench.folder / "files" / bench.queue.get(lost).input_file_id).unlink()
+    (bench.folder / "files" / bench.queue.records.get(lost).input_file_id).unlink()
     (bench.folder / "batches" / "batch_x.json").write_text("{")
     bench.open()
     assert (await bench.end_of(lost)).said["errors"]["data"][0]["code"] == "file_not_found"
@@ -308,7 +312,7 @@ async def test_the_earliest_that_are_over_are_forgotten(bench: Bench, monkeypatc
     first = await bench.create("a")
     await bench.end_of(first)
     second, third = await bench.create("wait"), await bench.create("wait")
-    assert [batch.id for batch in bench.queue.all()] == [second, third]
+    assert [batch.id for batch in bench.queue.records.all()] == [second, third]
     assert not (bench.folder / "batches" / f"{first}.json").exists()
     with pytest.raises(InvalidRequest) as refused:
         await bench.create("b")

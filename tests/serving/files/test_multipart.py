@@ -31,7 +31,9 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 # Content that looks like delimiters, in whole and in part
 contents = st.lists(
-    st.sampled_from([b"\r\n--xyz", b"--xyz", b"\r\n", b"\r", b"\n", b"--", b"-", b"a", b"\x00\xff", b"\r\n--xy", b"xyz"]),
+    st.sampled_from(
+        [b"\r\n--xyz", b"--xyz", b"\r\n", b"\r", b"\n", b"--", b"-", b"a", b"\x00\xff", b"\r\n--xy", b"xyz"]
+    ),
     max_size=12,
 ).map(b"".join)
 
@@ -48,7 +50,10 @@ def test_cut_anywhere(content: bytes, value: str, places: list[int]) -> None:
     ]
 
 
-@given(name=st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min_size=1, max_size=20), data=st.binary(max_size=300))
+@given(
+    name=st.text(st.characters(codec="utf-8", exclude_characters="\r\n\x00"), min_size=1, max_size=20),
+    data=st.binary(max_size=300),
+)
 def test_as_a_real_client_writes_it(name: str, data: bytes) -> None:
     request = httpx.Request("POST", "http://x/", data={"purpose": "batch"}, files={"file": (name, data, "text/plain")})
     parts = read(boundary_of(request.headers["content-type"]), request.read())

@@ -1,4 +1,4 @@
-"""Triton's, KServe's and TensorFlow Serving's protocols, byte by byte: the same texts as completions, errors in their form."""
+"""Triton's, KServe's and TensorFlow Serving's protocols, byte by byte: texts as of completions, errors in their form."""
 
 from __future__ import annotations
 
@@ -116,7 +116,11 @@ def test_generate_refuses(server: Any, path: str, body: Any, status: int, says: 
     ],
 )  # fmt: skip
 def test_wrong_paths_in_their_form(server: Any, method: str, path: str, status: int) -> None:
-    body = {"text_input": "a", "instances": ["a"], "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}]}
+    body = {
+        "text_input": "a",
+        "instances": ["a"],
+        "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a"]}],
+    }
     error_of(server.http.request(method, path, json=body if method == "POST" else None), status)
 
 
@@ -206,7 +210,9 @@ def test_infer_as_json(server: Any) -> None:
     nested = {"name": "text_input", "datatype": "BYTES", "shape": [2, 1], "data": [["the"], ["fox"]]}
     assert server.post(INFER, {"inputs": [nested], "parameters": GREEDY}).json()["outputs"] == two["outputs"]
     settings = number("sampling_parameters", "BYTES", json.dumps(GREEDY))
-    assert server.post(INFER, {"inputs": [text_tensor("the"), settings]}).json()["outputs"][0]["data"] == [server.known_text]
+    assert server.post(INFER, {"inputs": [text_tensor("the"), settings]}).json()["outputs"][0]["data"] == [
+        server.known_text
+    ]
 
 
 def element(text: str) -> bytes:

@@ -9,12 +9,13 @@ import pytest
 
 MESSAGE = {"role": "user", "content": "hi"}
 # body, what has no effect in it
+PART = {"type": "text", "text": "a", "cache": {}}
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v1/completions", {"prompt": "a", "frobnicate": 1}, ["frobnicate"]),
-    ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"include_usages": True}}, ["stream_options.include_usages"]),
+    ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {"usage": True}}, ["stream_options.usage"]),
     ("/v1/completions", {"prompt": [[1, 2], [3]], "x": None}, ["x"]),
     ("/v1/chat/completions", {"messages": [{**MESSAGE, "weight": 1}, {**MESSAGE, "weight": 2}]}, ["messages.weight"]),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache": {}}]}]}, ["messages.content.cache"]),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [PART]}]}, ["messages.content.cache"]),
     ("/tokenize", {"prompt": "a", "y": 1}, ["y"]),
     ("/tokenize", {"messages": [{**MESSAGE, "weight": 1}]}, ["messages.weight"]),
     ("/detokenize", {"tokens": [1], "z": 1}, ["z"]),
