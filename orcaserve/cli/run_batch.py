@@ -93,8 +93,12 @@ async def _run(
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, stopped.set)
     n_failed = len(done) - sum(done.values())
+    loading, stopping = asyncio.create_task(load_service(serving, engine, engines)), asyncio.create_task(stopped.wait())
     try:
-        app.service = service = await load_service(serving, engine, engines)
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            return 130
+        app.service = service = await loading
         requests = (
             line for line in read_lines(source, None) if not isinstance(line, LineError) and line.custom_id not in done
         )
@@ -109,7 +113,7 @@ async def _run(
                 progress.update()
 
             work = asyncio.create_task(run_lines(requests, partial(ask, app), tell, n_at_once))
-            waits = [asyncio.create_task(event.wait()) for event in (stopped, engines.closed)]
+            waits = [stopping, asyncio.create_task(engines.closed.wait())]
             await asyncio.wait({work, *waits}, return_when=asyncio.FIRST_COMPLETED)
             for task in (*waits, *(() if work.done() else (work,))):
                 task.cancel()
@@ -121,6 +125,9 @@ async def _run(
         print(f"orcaserve: the disk of {target} is full: make room, and go on with --resume", file=sys.stderr)
         return 1
     finally:
+        for task in (loading, stopping):
+            task.cancel()
+        await asyncio.gather(loading, stopping, return_exceptions=True)
         await engines.close(SERVER_STOPPING)
         await app.close()
     if n_told < total:

@@ -51,6 +51,7 @@ class App:
         strict = self.config.strict
         exchange = Exchange(scope, receive, send, new_id(PREFIXES.get(scope["path"], "req")), strict)
         exchange.errors = plain_form if exchange.path.startswith(OTHER_PROTOCOLS) else openai_form
+        exchange.count_ignored = self._count_ignored
         self._live.add(exchange)
         self.idle.clear()
         try:
@@ -91,9 +92,9 @@ class App:
             if exchange.may_write:
                 exchange.write_events(WAITING)
 
-    def cancel(self, name: str) -> bool:
-        """End the requests of this id, or to which their clients gave this name; False if there is none."""
-        named = [exchange for exchange in self._live if name in (exchange.id, exchange.client_id)]
+    def cancel(self, name: str, asker: Exchange) -> bool:
+        """End the other requests of this id, or to which their clients gave this name; False if there are none."""
+        named = [other for other in self._live if name in (other.id, other.client_id) and other is not asker]
         for exchange in named:
             exchange.cancellation.request()
         return bool(named)
@@ -118,7 +119,6 @@ class App:
             prepare = partial(_prepare, act, read, exchange, service, raw)
             in_place = len(raw) < SMALL and not on_thread
             answer = prepare() if in_place else await self._threads.run(prepare, len(raw))
-            service.metrics.ignored_fields += len(exchange.ignored)
             await answer()
 
         await exchange.while_connected(work())
@@ -185,6 +185,10 @@ class App:
         else:
             exchange.params = found.params
             await route.handle(self, exchange)
+
+    def _count_ignored(self, n: int) -> None:
+        if self.service is not None:
+            self.service.metrics.ignored_fields += n
 
     async def _refuse(self, exchange: Exchange, error: InvalidRequest) -> None:
         if self.service is not None:

@@ -100,7 +100,7 @@ class Exchange:
     id: names the request in answers and logs. client_id: the name that its client gave it, or None.
     arrival: when the whole request was here (time.monotonic()).
     params: what stands in the path for the names of its route. errors: how the protocol writes an error.
-    strict: a field without effect is an error.
+    strict: a field without effect is an error. count_ignored: told how many there are, when the answer begins.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, strict: bool = False) -> None:
@@ -112,6 +112,7 @@ class Exchange:
         self.params: Mapping[str, str] = {}
         self.errors: Callable[[InvalidRequest], dict[str, Any]] = openai_form
         self.cancellation = Cancellation()
+        self.count_ignored: Callable[[int], None] = lambda n: None
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.ignored: list[str] = []
         self._reading: asyncio.Timeout | None = None
@@ -150,7 +151,7 @@ class Exchange:
         """Say in a header which fields of the request have no effect. Raises InvalidRequest in strict mode."""
         if names and self.strict:
             plain = next(filter(_PLAIN_NAME.fullmatch, names), None)
-            text = f"{plain or 'a field of the body'} is unknown here and has no effect (this server is strict)"
+            text = f"{plain or 'a field'} is unknown here and has no effect (this server is strict)"
             raise InvalidRequest(plain, text, code="unknown_field")
         self.ignored = names
         shown = list(islice(filter(_PLAIN_NAME.fullmatch, names), MAX_IGNORED_SHOWN))
@@ -302,6 +303,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
+        self.count_ignored(len(self.ignored))
         mark = [(b"x-request-id", (self.client_id or self.id).encode()), *self.extra_headers]
         await self._pass_on({"type": "http.response.start", "status": status, "headers": [*headers, *mark]})
 

@@ -87,7 +87,7 @@ async def docs(app: App, exchange: Exchange) -> None:
 async def cancel(app: App, exchange: Exchange) -> None:
     """End a request that is being answered; its client gets what there is, with the finish reason `abort`."""
     name = exchange.params["id"]
-    if not app.cancel(name):
+    if not app.cancel(name, exchange):
         message = "no request of this id is being answered"
         raise InvalidRequest("id", message, code="request_not_found", status=404)
     await exchange.send_json(200, {"id": name, "object": "request", "cancelled": True})

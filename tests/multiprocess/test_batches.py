@@ -104,14 +104,12 @@ def test_the_default_folder_is_made_when_it_is_needed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="uses mount namespaces")
-def test_a_full_disk_loses_nothing(served_model: Path, tmp_path: Path, within: Within) -> None:
-    (tmp_path / "d").mkdir()
+def test_a_full_disk_loses_nothing(served_model: Path, tmp_path: Path, folder: Path, within: Within) -> None:
     try:
-        disk = TinyDisk(tmp_path / "d")
+        disk = TinyDisk(folder)
     except OSError as error:
         pytest.skip(f"a tmpfs of our own cannot be mounted here: {error}")
-    folder = ("--files-dir", str(tmp_path / "d" / "files"))
-    serve = Serve(str(served_model), *FLAGS, *folder, inside=disk.inside)
+    serve = Serve(str(served_model), *FLAGS, "--files-dir", str(folder / "files"), inside=disk.inside)
     disk.of(serve.process.pid)
     expected = {f"r{i}": serve.text(f"line {i}", max_tokens=60) for i in range(12)}
     batch_id = create(serve, written(tmp_path / "in.jsonl", requests(12, 60)))

@@ -82,7 +82,11 @@ def test_before_it_has_begun(server: Any) -> None:
         raw.sendall(head.encode() + b"content-type: application/json\r\n\r\n")
         server.wait_until(lambda: cancel(server, "slow").status_code == 200)
         raw.sendall(body)
-        assert b'"finish_reason":"abort"' in raw.recv(65536)
+        answer = b""
+        while b'"finish_reason":"abort"' not in answer:
+            part = raw.recv(65536)
+            assert part, answer
+            answer += part
 
 
 @pytest.mark.parametrize("name", ["nobody", "cmpl-0", "a b", "%", "ü", "x" * 200])
@@ -91,6 +95,11 @@ def test_unknown_ids(server: Any, name: str) -> None:
     error = answer.json()["error"]
     assert answer.status_code == 404 and error["code"] == "request_not_found" and error["param"] == "id"
     assert name not in error["message"]
+
+
+def test_whoever_cancels_is_not_what_is_cancelled(server: Any) -> None:
+    answer = server.http.post("/v1/requests/me/cancel", headers={"x-request-id": "me"})
+    assert answer.status_code == 404
 
 
 @pytest.mark.parametrize(
