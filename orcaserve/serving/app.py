@@ -169,7 +169,7 @@ class App:
         return self.service
 
     async def _answer(self, exchange: Exchange) -> None:
-        found = ROUTER.find(exchange.path)
+        found = ROUTER.find(exchange.path, exchange.raw_path)
         route = None if found is None else found.of(exchange.method)
         if route is None or not route.open:
             self._check_key(exchange)

@@ -43,35 +43,35 @@ _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 
 SAMPLING: dict[str, Field] = {
-    "temperature": _number(0, 2, "0 is greedy."),
-    "top_p": _number(0, 1),
-    "top_k": _integer(-1, 2**31 - 1, "0 and -1: no limit."),
-    "min_p": _number(0, 1),
+    "temperature": _number(0, 2, "How freely tokens are drawn; 0: always the likeliest (greedy). 1 unless given."),
+    "top_p": _number(0, 1, "Draw from the likeliest tokens that make up this probability. 1 (all) unless given."),
+    "top_k": _integer(-1, 2**31 - 1, "Draw from so many likeliest tokens; 0 and -1: no limit."),
+    "min_p": _number(0, 1, "Draw from tokens at least this times as likely as the likeliest. 0 (all) unless given."),
     "n": _integer(
         1,
         MAX_CHOICES,
         "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters) "
         f"is at most {MAX_WORK}.",
     ),
-    "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
-    "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0.01, 10),
+    "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}, "The text ends before these."),
+    "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text, whatever runs beside it."),
+    "presence_penalty": _number(-2, 2, "Taken from the logit of every token that is in the text already."),
+    "frequency_penalty": _number(-2, 2, "The same, once for each time that it is there."),
+    "repetition_penalty": _number(0.01, 10, "Above 1 makes tokens of the prompt and the text less likely. 1 unless given."),
     "logit_bias": Field(
         {
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
             "maxProperties": MAX_LOGIT_BIAS,
         },
-        "Token id to bias.",
+        "From token ids to what is added to their logits: -100 bans a token, 100 chooses it.",
     ),
     "max_tokens": _integer(1, 2**31 - 1, "Most tokens to generate."),
     "min_tokens": _integer(0, 2**31 - 1, "Nothing ends the text before so many tokens."),
     "ignore_eos": Field(_FLAG, "Go on past the model's own end."),
-    "stop_token_ids": Field(_IDS),
-    "include_stop_str_in_output": Field(_FLAG),
-    "skip_special_tokens": Field(_FLAG),
+    "stop_token_ids": Field(_IDS, "The text ends at these tokens, beside the model's own end."),
+    "include_stop_str_in_output": Field(_FLAG, "Show what ended the text: the stop string, or the stop token."),
+    "skip_special_tokens": Field(_FLAG, "Leave special tokens out of the text. True unless given."),
 }
 COMMON: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
@@ -98,7 +98,10 @@ COMPLETION: dict[str, Field] = {
     **COMMON,
 }
 CHAT: dict[str, Field] = {
-    "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
+    "messages": Field(
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
+        "The conversation so far, which the model's chat template makes a prompt of.",
+    ),
     "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
     **COMMON,
 }

@@ -135,6 +135,12 @@ class Exchange:
     def path(self) -> str:
         return str(self.scope["path"])
 
+    @property
+    def raw_path(self) -> str | None:
+        """As it was sent, percent signs and all."""
+        raw = self.scope.get("raw_path")
+        return None if raw is None else str(raw.decode("latin-1"))
+
     def header(self, name: bytes) -> str | None:
         """The first header of this (lower-case) name."""
         for key, value in self.scope["headers"]:

@@ -61,6 +61,7 @@ def document() -> dict[str, Any]:
             "schemas": _schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
+        "x-errors": {str(code): text for code, text in ERRORS.items()},
         "x-limits": [
             {"what": limit.what, "limit": limit.value, "past": limit.past} for limit in LIMITS if limit.of_requests
         ],

@@ -64,13 +64,7 @@ def blocks(api: Mapping[str, Any]) -> Iterator[Block]:
         'wrong, or null; `code` is for programs. `{"error": "message"}` with Triton\'s, KServe\'s and TensorFlow '
         "Serving's."
     )
-    texts = {
-        code: answer["description"]
-        for _, _, said in operations
-        for code, answer in said["responses"].items()
-        if code != "200"
-    }
-    yield Table(("status", "when"), [(code, texts[code]) for code in sorted(texts)])
+    yield Table(("status", "when"), list(api["x-errors"].items()))
     yield Heading(2, "Limits")
     yield Table(
         ("what", "limit", "past it"), [(limit["what"], limit["limit"], limit["past"]) for limit in api["x-limits"]]
@@ -79,6 +73,10 @@ def blocks(api: Mapping[str, Any]) -> Iterator[Block]:
 
 def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str, Any]) -> Iterator[Block]:
     yield Heading(3, f"`{method.upper()} {path}`")
+    short = path.replace("/versions/{version}", "")
+    if short != path and short in api["paths"]:
+        yield Paragraph(f"The same as `{method.upper()} {short}`; the version is 1, the only one.")
+        return
     yield Paragraph(said["summary"] + ("." if not said.get("description") else ". " + said["description"]))
     for place, title in (("path", "in the path"), ("query", "in the query")):
         named = [given for given in said.get("parameters", ()) if given["in"] == place]

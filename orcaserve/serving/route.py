@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from orcaserve.serving.fields import Field, Schema
 from orcaserve.serving.http import Answer, Exchange
@@ -102,10 +103,13 @@ class Router:
         self._plain = {path: Found(found, {}) for path, found in by_path.items() if "{" not in path}
         self._patterns = [(next(iter(found.values())).pattern, found) for path, found in by_path.items() if "{" in path]
 
-    def find(self, path: str) -> Found | None:
+    def find(self, path: str, raw: str | None = None) -> Found | None:
+        """path: decoded; raw: as it was sent, in which a slash that is part of a name is told from others."""
         if (found := self._plain.get(path)) is not None:
             return found
-        for pattern, routes in self._patterns:
-            if (match := pattern.fullmatch(path)) is not None:
-                return Found(routes, match.groupdict())
+        for written in (path,) if raw is None else (raw, path):
+            for pattern, routes in self._patterns:
+                if (match := pattern.fullmatch(written)) is not None:
+                    params = match.groupdict()
+                    return Found(routes, params if raw != written else {n: unquote(v) for n, v in params.items()})
         return None

@@ -37,9 +37,7 @@ def written(path: Path, items: list[dict[str, Any]]) -> Path:
 def create(serve: Serve, path: Path) -> str:
     with openai.OpenAI(base_url=f"{serve.base}/v1", api_key="x") as client, open(path, "rb") as file:
         uploaded = client.files.create(file=file, purpose="batch")
-        batch = client.batches.create(
-            input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h"
-        )
+        batch = client.batches.create(input_file_id=uploaded.id, endpoint="/v1/completions", completion_window="24h")
     return batch.id
 
 
@@ -116,7 +114,9 @@ def test_a_full_disk_loses_nothing(served_model: Path, tmp_path: Path, folder: P
     disk.fill(leave_names=True)
     big = serve.http.post("/v1/files", files={"file": ("a", b"x" * 100_000)}, data={"purpose": "batch"})
     assert big.status_code == 507 and big.json()["error"]["code"] == "disk_full"
-    assert within(30, lambda: look(serve, batch_id)["errors"] is not None or look(serve, batch_id)["status"] == "completed")
+    assert within(
+        30, lambda: look(serve, batch_id)["errors"] is not None or look(serve, batch_id)["status"] == "completed"
+    )
     waiting = look(serve, batch_id)
     if waiting["status"] != "completed":  # it may have been quicker than the disk was full
         assert waiting["errors"]["data"][0]["code"] == "disk_full"

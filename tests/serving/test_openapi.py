@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import orcaserve
 from orcaserve.serving.fields import CHAT, COMPLETION
 from orcaserve.serving.limits import LIMITS
-from orcaserve.serving.openapi import document
+from orcaserve.serving.openapi import ERRORS, document
 from orcaserve.serving.reference import in_words, markdown, page
 from orcaserve.serving.routes import ROUTES
 
@@ -61,19 +62,15 @@ def test_pages_are_of_the_document() -> None:
     text, html = markdown(document()), page()
     for path, item in document()["paths"].items():
         for method in item:
-            assert f"### `{method.upper()} {path}`\n" in text and f"<h3><code>{method.upper()} {path}</code></h3>" in html
+            assert (
+                f"### `{method.upper()} {path}`\n" in text and f"<h3><code>{method.upper()} {path}</code></h3>" in html
+            )
     for name in (*COMPLETION, *CHAT):
         assert f"| `{name}`" in text and f"<code>{name}</code>" in html
     for limit in LIMITS:
         assert not limit.of_requests or f"| {limit.what} | {limit.value} | {limit.past} |" in text
-    assert all(code in text for code in ("400", "401", "404", "405", "408", "413", "415", "429", "431", "500", "503", "507"))
+    assert all(f"\n| {code} | " in text for code in ERRORS)
     assert "<script" not in html and "{" not in re.sub(r"<style>.*?</style>|<code>.*?</code>", "", html, flags=re.S)
-
-
-def test_the_reference_is_up_to_date() -> None:
-    """As scripts/check sees it too."""
-    written = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
-    assert written.partition("\n\n")[2] == markdown(document()), "run scripts/gen-api"
 
 
 @pytest.mark.parametrize(
@@ -155,8 +152,8 @@ def test_the_table_of_the_docs_is_the_codes() -> None:
         assert by_name[limit.what][2].startswith(limit.past), limit
 
 
-def test_the_script_says_what_is_wrong(tmp_path: Path) -> None:
-    environment = {"PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+def test_the_reference_is_up_to_date() -> None:
+    environment = {**os.environ, "PYTHON": sys.executable}
     script = [str(ROOT / "scripts" / "gen-api"), "--check"]
     done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

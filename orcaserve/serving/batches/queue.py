@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ from orcaserve.serving.batches.lines import check_lines
 from orcaserve.serving.batches.records import Records
 from orcaserve.serving.batches.run import INPUT_GONE, BatchRun
 from orcaserve.serving.batches.runner import Ask
-from orcaserve.serving.files.store import FileStore, StorageFull, new_file_id
+from orcaserve.serving.files.store import FileStore, StorageFull, id_in_order, new_file_id
 
 _log = logging.getLogger(__name__)
 TO_RUN = (Status.IN_PROGRESS, Status.FINALIZING, Status.CANCELLING)
@@ -67,7 +66,7 @@ class BatchQueue:
         """Raises InvalidRequest if there are too many, StorageFull."""
         now = int(self.records.clock())
         batch = Batch(
-            f"batch_{secrets.token_hex(12)}", endpoint, input_file_id, window, now, now + seconds,
+            id_in_order("batch_"), endpoint, input_file_id, window, now, now + seconds,
             new_file_id(), new_file_id(), metadata, output_seconds,
         )  # fmt: skip
         await self.records.add(batch)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import json
 import logging
 import os
@@ -153,7 +154,7 @@ class FileStore:
         for leftover in (folder / "incoming").iterdir():
             leftover.unlink()
         self._files: dict[str, StoredFile] = {}
-        for file in sorted(map(self._read, (folder / "files").glob("*.json")), key=lambda f: f.created_at if f else 0):
+        for file in map(self._read, (folder / "files").glob("*.json")):
             if file is not None:
                 self._files[file.id] = file
         self.room.used = sum(file.bytes for file in self._files.values())
@@ -171,7 +172,7 @@ class FileStore:
     def all(self) -> list[StoredFile]:
         """The earliest first."""
         self._drop_expired()
-        return list(self._files.values())
+        return sorted(self._files.values(), key=lambda file: (file.created_at, file.id))
 
     def get(self, file_id: str) -> StoredFile:
         """Raises InvalidRequest (404)."""
@@ -249,8 +250,16 @@ class FileStore:
         return file
 
 
+_ticks = itertools.count(time.time_ns())
+
+
 def new_file_id() -> str:
-    return f"file-{secrets.token_hex(12)}"
+    return id_in_order("file-")
+
+
+def id_in_order(prefix: str) -> str:
+    """An id that nobody guesses; of two, the later one is the greater, over a restart too."""
+    return f"{prefix}{next(_ticks):016x}{secrets.token_hex(4)}"
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -102,13 +102,13 @@ def _one(name: str, value: Any) -> Any:
 
 def _text(field: str, value: Any) -> str:
     """A text, or bytes of one in base64."""
+    if isinstance(value, list) and len(value) == 1:  # a row of shape [1]
+        value = value[0]
     if isinstance(value, dict) and list(value) == ["b64"] and isinstance(value["b64"], str):
         try:
             return base64.b64decode(value["b64"], validate=True).decode()
         except (binascii.Error, ValueError) as error:  # UnicodeDecodeError is one of the latter
             raise InvalidRequest(field, "b64 must be base64 of UTF-8 text") from error
-    if isinstance(value, list) and len(value) == 1:  # a row of shape [1]
-        value = value[0]
     if not isinstance(value, str):
         raise InvalidRequest(field, f"{INPUT} must be a string", code="invalid_type")
     return value

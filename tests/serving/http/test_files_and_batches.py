@@ -18,6 +18,7 @@ def lines_of(*bodies: dict[str, Any], url: str = "/v1/completions") -> bytes:
     return b"".join(json.dumps(item).encode() + b"\n" for item in items)
 
 
+UPLOAD = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=b\r\n"
 GOOD = {"model": "tiny", "prompt": "the", "temperature": 0, "max_tokens": 6}
 
 
@@ -37,7 +38,12 @@ def client_of(keeping: Any) -> openai.OpenAI:
 
 def end_of(client: openai.OpenAI, batch_id: str) -> Any:
     deadline = time.monotonic() + 20
-    while (batch := client.batches.retrieve(batch_id)).status in ("validating", "in_progress", "finalizing", "cancelling"):
+    while (batch := client.batches.retrieve(batch_id)).status in (
+        "validating",
+        "in_progress",
+        "finalizing",
+        "cancelling",
+    ):
         assert time.monotonic() < deadline, batch
         time.sleep(0.01)
     return batch
@@ -125,7 +131,7 @@ def test_no_form(keeping: Any) -> None:
 
 
 def test_uploads_that_end_early_leave_nothing(keeping: Any) -> None:
-    head = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=b\r\ncontent-length: 900000"
+    head = UPLOAD + b"content-length: 900000"
     part = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
     used = keeping.app.require_files().room.used
     incoming = keeping.app.files._folder / "incoming"
@@ -157,7 +163,7 @@ def test_room_for_files(keeping: Any, client: openai.OpenAI, monkeypatch: pytest
 def test_slow_uploads(keeping: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orcaserve.serving.files.api.UPLOAD_SECONDS", 0.2)
     monkeypatch.setattr("orcaserve.serving.http.DRAIN_SECONDS", 0.1)
-    head = b"POST /v1/files HTTP/1.1\r\nhost: x\r\ncontent-type: multipart/form-data; boundary=b\r\ncontent-length: 900\r\n\r\n"
+    head = UPLOAD + b"content-length: 900\r\n\r\n"
     assert b" 408 " in keeping.send_raw(head + b"--b")
 
 
@@ -179,7 +185,8 @@ def test_a_folder_of_another_server(other_server: Any, tmp_path: Any) -> None:
 def test_a_batch(keeping: Any, client: openai.OpenAI) -> None:
     bad = {**GOOD, "temperature": -1}
     metadata = {"job": "7"}
-    batch = run(client, lines_of(GOOD, bad, {**GOOD, "model": "nope"}, {**GOOD, "prompt": ["the", "fox"]}), metadata=metadata)
+    lines = lines_of(GOOD, bad, {**GOOD, "model": "nope"}, {**GOOD, "prompt": ["the", "fox"]})
+    batch = run(client, lines, metadata=metadata)
     assert batch.object == "batch" and batch.endpoint == "/v1/completions" and batch.completion_window == "24h"
     assert batch.expires_at == batch.created_at + 86400 and batch.metadata == metadata and batch.errors is None
     batch = end_of(client, batch.id)

@@ -1,4 +1,4 @@
-"""Triton's, KServe's and TensorFlow Serving's protocols, byte by byte: texts as of completions, errors in their form."""
+"""Triton's, KServe's and TensorFlow Serving's protocols, byte by byte: completions' texts, errors in their form."""
 
 from __future__ import annotations
 
