@@ -20,7 +20,7 @@ OPENAI, TOKENS, SERVER = "OpenAI", "Tokens", "Server"
 ID = "The request's id, as its answer and the header x-request-id have it, or the one that its client sent there."
 STREAM = (
     "Events, each `data: ` and a JSON object with new text of one choice; `data: [DONE]` comes last. A failure after "
-    "the first event is one event with an `error`, and the end without `[DONE]`. Lines that begin with `:` are comments."
+    "the first event is one event with an `error`, and the end without `[DONE]`. Lines beginning with `:` are comments."
 )
 
 

@@ -1,4 +1,4 @@
-"""The real tritonclient[http] against a real server. It brings gevent, so it is in no extra: scripts/clients runs it too."""
+"""The real tritonclient[http] against a real server, where it is installed: it brings gevent, so no extra has it."""
 
 from __future__ import annotations
 

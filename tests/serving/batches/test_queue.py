@@ -176,8 +176,8 @@ async def test_a_restart_goes_on(bench: Bench, torn: bool) -> None:
     await bench.until(lambda: bench.endpoint.n_now == 2)
     await bench.close()
     if torn:
-        with open(bench.folder / "batches" / f"{batch_id}.out", "ab") as file:
-            file.write(b'{"custom_id":"2-wa')
+        results = bench.folder / "batches" / f"{batch_id}.out"
+        results.write_bytes(results.read_bytes() + b'{"custom_id":"2-wa')
     bench.endpoint.asked.clear()
     bench.endpoint.release.set()
     bench.open()
