@@ -316,12 +316,17 @@ class EngineConfig:
         )
 
 
+TOOL_CALL_PARSERS = ("hermes", "json_list", "llama3_json", "mistral", "pythonic")
+
+
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
     """Everything the endpoint process needs beside the engine's facts.
 
     strict: fields without effect are errors. files_dir: where files and batches are kept; None: nowhere.
     files_dir_given: the user said which folder, so that it must be usable from the start.
+    tool_call_parser: the format in which the model writes calls of tools; None: what its chat template says.
+    trust_request_chat_template: requests may bring chat templates, which are programs.
     """
 
     host: str = "127.0.0.1"
@@ -339,8 +344,12 @@ class ServingConfig:
     files_dir: Path | None = None
     files_dir_given: bool = False
     max_files_bytes: int = 2**30
+    tool_call_parser: str | None = None
+    trust_request_chat_template: bool = False
 
     def __post_init__(self) -> None:
+        if self.tool_call_parser is not None:
+            _check_choice("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", "must be from 0 to 65535")
         if not MIN_ENGINE_TIMEOUT <= self.engine_timeout <= MAX_ENGINE_TIMEOUT:

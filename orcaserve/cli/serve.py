@@ -11,7 +11,7 @@ from urllib.parse import quote
 from orcaserve.checkpoint.locate import model_name
 from orcaserve.cli.node_options import add_node_arguments
 from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config, size_in_bytes
-from orcaserve.config import ServingConfig
+from orcaserve.config import TOOL_CALL_PARSERS, ServingConfig
 from orcaserve.core.errors import ConfigError
 
 
@@ -57,6 +57,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=2**30,
         metavar="SIZE",
         help="most that all files together may take (default: 1GiB)",
+    )
+    group = parser.add_argument_group("chat")
+    group.add_argument(
+        "--tool-call-parser",
+        choices=("auto", *TOOL_CALL_PARSERS),
+        default="auto",
+        help="how the model writes calls of tools; auto: as its chat template says (default: %(default)s)",
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="requests may bring a chat_template of their own, which is a program; it runs in the same sandbox as the "
+        "model's",
     )
     group = parser.add_argument_group(
         "replicas",
@@ -121,6 +134,8 @@ def run(args: argparse.Namespace) -> int:
         files_dir=Path(os.path.abspath(args.files_dir)) if args.files_dir else default_files_dir(name),
         files_dir_given=args.files_dir is not None,
         max_files_bytes=args.max_files_bytes,
+        tool_call_parser=None if args.tool_call_parser == "auto" else args.tool_call_parser,
+        trust_request_chat_template=args.trust_request_chat_template,
     )
     if args.node_rank:
         from orcaserve.cli.worker import JOIN_TIMEOUT, run_node

@@ -162,6 +162,8 @@ class App:
         if self.files is not None:
             self.files.close()
         self._threads.close()
+        if self.service is not None:
+            self.service.close()
 
     def require_service(self) -> Service:
         if self.service is None:

@@ -6,16 +6,22 @@ from dataclasses import dataclass
 
 from orcaserve.config import MAX_ENGINE_TIMEOUT, MAX_REPLICAS, MIN_ENGINE_TIMEOUT, ServingConfig
 from orcaserve.core import sampling_params as sampling
+from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.serving import (
     chat_template,
     completions,
+    conversation,
     fields,
+    grammar_checker,
     http,
     http_protocol,
     json_body,
+    messages,
     ongoing,
     prompts,
     query,
+    structured_output,
     supervisor,
     template_sandbox,
     threads,
@@ -25,6 +31,7 @@ from orcaserve.serving.batches import batch, lines, records, runner
 from orcaserve.serving.files import api as files
 from orcaserve.serving.files import multipart, store
 from orcaserve.serving.protocols import tensors
+from orcaserve.serving.tool_calls import json_text, lark, pythonic_calls, tools
 
 _SERVING = ServingConfig()
 
@@ -82,11 +89,12 @@ LIMITS = (
     # Requests
     Limit("prompts of a request", _n(prompts.MAX_PROMPTS), "400"),
     Limit("characters of a text", "context (or K/V region) x the longest token", "400, before it is encoded"),
-    Limit("messages of a chat", _n(prompts.MAX_MESSAGES), "400"),
-    Limit("choices per prompt (`n`)", _n(sampling.MAX_CHOICES), "400"),
+    Limit("messages of a chat", _n(messages.MAX_MESSAGES), "400"),
+    Limit("choices per prompt (`n`, `best_of`)", _n(sampling.MAX_CHOICES), "400"),
     Limit("choices of a request in all", _n(completions.MAX_ALL_CHOICES), "400"),
     Limit(
-        "choices x (prompt tokens + `logit_bias` entries + stop ids + characters of stop strings), of several choices",
+        "choices x (prompt tokens + `logit_bias` entries + stop ids + characters of stop strings and of a grammar), of "
+        "several choices",
         _n(fields.MAX_WORK), "400",
     ),
     Limit("prompt tokens + tokens to generate, of a choice", "the context, and the K/V region", "400"),
@@ -100,6 +108,31 @@ LIMITS = (
     Limit("characters of a chat template's complaint that are passed on", _n(chat_template.MAX_MESSAGE), "cut"),
     Limit("characters of a value inside a template", _n(template_sandbox.MAX_VALUE), "400"),
     Limit("characters of all that a template makes", _n(template_sandbox.MAX_MADE), "400"),
+    # Log-probabilities, structured output, tools
+    Limit(
+        "choices x (`max_tokens`, and with `echo` prompt tokens) x (`logprobs` or `top_logprobs` + 1)",
+        _n(fields.MAX_LOGPROBS), "400",
+    ),
+    Limit("`logprobs` of completions", _n(fields.MAX_LEGACY_LOGPROBS), "400"),
+    Limit("`top_logprobs` of chats", _n(MAX_TOP_LOGPROBS), "400"),
+    Limit("characters of a grammar, a schema or an expression", _n(MAX_GRAMMAR_LENGTH),
+          "400; structured_output.md has what compiling may cost"),
+    Limit("texts to choose from (`choice`)", _n(structured_output.MAX_TEXTS), "400"),
+    Limit("grammars that wait to be compiled", _n(grammar_checker.MAX_WAITING), "503"),
+    Limit("grammars that are remembered", _n(grammar_checker.MAX_VERDICTS), "one is compiled anew"),
+    Limit("characters of grammars that are remembered", _n(grammar_checker.MAX_VERDICT_CHARACTERS),
+          "one is compiled anew"),
+    Limit("tools of a request", _n(tools.MAX_TOOLS), "400"),
+    Limit("characters of all tools together, as JSON", _n(tools.MAX_TOOLS_LENGTH), "400"),
+    Limit("characters of a tool's name", _n(tools.MAX_NAME), "400"),
+    Limit("calls that a grammar writes in an answer", _n(lark.MAX_CALLS), "it ends"),
+    Limit("depth of a call's arguments", _n(json_text.MAX_DEPTH), "it is content"),
+    Limit("characters of a number in a call's arguments", _n(json_text.MAX_NUMBER), "it is content"),
+    Limit("characters of a name in a call that is written as Python", _n(pythonic_calls.MAX_WORD), "it is content"),
+    Limit("`documents`", _n(fields.MAX_DOCUMENTS), "400"),
+    Limit("variables of `chat_template_kwargs`", _n(fields.MAX_VARIABLES), "400"),
+    Limit("characters of a `chat_template` of a request", _n(fields.MAX_TEMPLATE_LENGTH), "400"),
+    Limit("templates of requests that stay compiled", _n(conversation.MAX_TEMPLATES), "one is compiled anew"),
     # Files and batches
     Limit("an uploaded file", _bytes(files.MAX_FILE_BYTES), "413"),
     Limit("a form with a file", _bytes(files.MAX_FORM_BYTES), "413, close"),

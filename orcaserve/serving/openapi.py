@@ -145,23 +145,53 @@ def _errors(route: Route) -> Schema:
 def _schemas() -> Schema:
     text = {"type": "string"}
     count = {"type": "integer", "minimum": 0}
+    number = {"type": "number"}
+    ids = _list(count)
     maybe = {"type": ["string", "null"]}
-    usage = _object(prompt_tokens=count, completion_tokens=count, total_tokens=count)
-    reason = {"type": "string", "enum": ["stop", "length", "abort"]}
-    message = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
+    usage = _object(
+        prompt_tokens=count,
+        completion_tokens=count,
+        total_tokens=count,
+        prompt_tokens_details=_object(audio_tokens=count, cached_tokens=count),
+        completion_tokens_details=_object(
+            accepted_prediction_tokens=count,
+            audio_tokens=count,
+            reasoning_tokens=count,
+            rejected_prediction_tokens=count,
+        ),
+    )
+    reason = {"type": "string", "enum": ["stop", "length", "tool_calls", "abort"]}
+    called = _object(name=text, arguments=text)
+    calls = _list(_object(id=text, type={"const": "function"}, function=called))
+    message = _object(role={"const": "assistant"}, content=maybe, refusal={"type": "null"})
+    message["properties"]["tool_calls"] = calls
     common: Schema = {"id": text, "created": count, "model": text, "usage": usage}
 
-    def choices(**own: Schema) -> Schema:
-        return {"type": "array", "items": _object(index=count, finish_reason=reason, logprobs={"type": "null"}, **own)}
+    def choices(logprobs: str, **own: Schema) -> Schema:
+        told = {"anyOf": [{"$ref": f"#/components/schemas/{logprobs}"}, {"type": "null"}]}
+        choice = _object(index=count, finish_reason=reason, logprobs=told, **own)
+        choice["properties"] |= {"token_ids": ids, "prompt_token_ids": ids}
+        return {"type": "array", "items": choice}
 
+    chat = _object(object={"const": "chat.completion"}, choices=choices("ChatLogprobs", message=message), **common)
+    chat["properties"]["prompt_token_ids"] = ids
+    token: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {**count, "maximum": 255}}}
     return {
-        "Completion": _object(object={"const": "text_completion"}, choices=choices(text=text), **common),
-        "ChatCompletion": _object(object={"const": "chat.completion"}, choices=choices(message=message), **common),
+        "Completion": _object(
+            object={"const": "text_completion"}, choices=choices("CompletionLogprobs", text=text), **common
+        ),
+        "ChatCompletion": chat,
+        "CompletionLogprobs": _object(
+            tokens=_list(text),
+            token_logprobs=_list({"type": ["number", "null"]}),
+            top_logprobs=_list({"type": ["object", "null"], "additionalProperties": number}),
+            text_offset=ids,
+        ),
+        "ChatLogprobs": _object(
+            content=_list(_object(**token, top_logprobs=_list(_object(**token)))), refusal={"type": "null"}
+        ),
         "Tokens": _object(
-            tokens={"type": "array", "items": count},
-            token_strs={"anyOf": [{"type": "array", "items": text}, {"type": "null"}]},
-            count=count,
-            max_model_len=count,
+            tokens=ids, token_strs={"anyOf": [_list(text), {"type": "null"}]}, count=count, max_model_len=count
         ),
         "Text": _object(prompt=text),
         "Error": _object(error=_object(message=text, type=text, param=maybe, code=maybe)),
@@ -172,3 +202,7 @@ def _schemas() -> Schema:
 
 def _object(**properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.serving.fields import MAX_WORK, Field, check_fields, flag, without_effect
+from orcaserve.serving.conversation import read_conversation
+from orcaserve.serving.fields import MAX_WORK, TEMPLATE, TOOLS, Field, check_fields, flag, without_effect
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model
-from orcaserve.serving.prompts import encode_messages, encode_text, read_messages
+from orcaserve.serving.prompts import encode_text
 from orcaserve.serving.service import Service
+from orcaserve.serving.tool_calls.tools import read_tools
 
 TOKENIZE: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name; may be left out."),
@@ -18,11 +20,12 @@ TOKENIZE: dict[str, Field] = {
     "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
     "add_special_tokens": Field(
         {"type": "boolean"},
-        "Let the tokenizer add its own, such as a beginning of text. True unless given; with messages false, for the "
-        "chat template has written them.",
+        "For prompt: let the tokenizer add its own, such as a beginning of text. True unless given. With messages it can "
+        "only be false: the chat template has written them.",
     ),
-    "add_generation_prompt": Field({"type": "boolean"}, "For messages: true unless given."),
     "return_token_strs": Field({"type": "boolean"}, "Also the tokens as the vocabulary spells them."),
+    **TEMPLATE,
+    **TOOLS,
 }
 DETOKENIZE: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name; may be left out."),
@@ -38,9 +41,11 @@ def tokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> A
     if prompt is not None and body.get("messages") is not None:
         raise InvalidRequest("prompt", "give prompt or messages, not both")
     if body.get("messages") is not None:
-        ask, add = flag(body, "add_generation_prompt", True), flag(body, "add_special_tokens")
-        messages = read_messages(body["messages"])
-        ids = encode_messages(messages, service.template, service.tokenizer, most, ask, add)
+        if flag(body, "add_special_tokens"):
+            raise InvalidRequest("add_special_tokens", "with messages add_special_tokens must be false")
+        use = read_tools(body)
+        conversation = read_conversation(body, use.tools if use else ())
+        ids = service.chat_encoder(body.get("chat_template"), use is not None).encode(conversation, most)
     elif isinstance(prompt, str):
         ids = encode_text("prompt", prompt, service.tokenizer, most, flag(body, "add_special_tokens", True))
     else:

@@ -78,7 +78,7 @@ def test_fields_with_an_effect_are_none_of_them(strict: Any, server: Any, path: 
 
 
 def test_what_a_template_reads_has_an_effect(other_server: Any, byte_level_metadata: dict[str, Any]) -> None:
-    from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+    from orcaserve.text.gguf_tokenizer import tokenizer_from_metadata
 
     template = "{% for m in messages %}{{ m.content }}{{ m.reasoning_content }}{% endfor %}"
     server = other_server(strict=True)
