@@ -166,7 +166,7 @@ COMPLETION: dict[str, Field] = {
     "best_of": _integer(
         1,
         MAX_CHOICES,
-        "So many choices are generated for each prompt, and the n with the highest mean log-probability are the answer. "
+        "So many choices are generated of each prompt, and the n with the highest mean log-probability are the answer. "
         "n or more; with stream no more than n.",
     ),
 }

@@ -71,7 +71,8 @@ def sampling_params(body: Mapping[str, Any], max_tokens: int, least: int = 1) ->
         return params
     except InvalidRequest as error:
         if error.field == "max_tokens" and name is not None:
-            raise InvalidRequest(name, error.message.replace("max_tokens", name), error.code) from error
+            message = error.message.replace("max_tokens", name).replace("from 0 to", f"from {least} to")
+            raise InvalidRequest(name, message, error.code) from error
         raise
 
 
