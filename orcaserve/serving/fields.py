@@ -67,9 +67,7 @@ SAMPLING: dict[str, Field] = {
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
     "presence_penalty": _number(-2, 2, "Taken from the logit of every token that is in the text already."),
     "frequency_penalty": _number(-2, 2, "The same, once for each time that it is there."),
-    "repetition_penalty": _number(
-        0.01, 10, "Above 1: tokens of prompt and text become less likely. 1 unless given."
-    ),
+    "repetition_penalty": _number(0.01, 10, "Above 1: tokens of prompt and text become less likely. 1 unless given."),
     "logit_bias": Field(
         {
             "type": "object",

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orcaserve.core import FinishReason, Logprobs, SamplingParams, TokenLogprobs
-from orcaserve.text.detokenizer import Detokenizer
 from orcaserve.serving.text_stream import TextStream
+from orcaserve.text.detokenizer import Detokenizer
 from orcaserve.text.tokenizer import Tokenizer
 
 

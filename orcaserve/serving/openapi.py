@@ -72,7 +72,7 @@ def _operation(route: Route) -> Schema:
     said = route.operation
     content: dict[str, Any] = {said.content: {"schema": said.answer}}
     if said.stream is not None:
-        content["text/event-stream"] = {"schema": {"type": "string", "description": said.stream}}
+        content["text/event-stream"] = {"schema": {"description": said.stream}}  # of each event
     operation: Schema = {
         "summary": said.summary,
         "tags": [said.tag],

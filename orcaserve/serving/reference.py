@@ -86,7 +86,10 @@ def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str
     for kind, content in said.get("requestBody", {}).get("content", {}).items():
         yield _fields(content["schema"], "field" if kind == "application/json" else f"field ({kind})")
     answers = said["responses"]["200"]["content"]
-    told = [f"{in_words(content['schema'])} (`{kind}`)" for kind, content in answers.items()]
+    told = [
+        f"{'events' if kind == 'text/event-stream' else in_words(content['schema'])} (`{kind}`)"
+        for kind, content in answers.items()
+    ]
     yield Paragraph(f"Answers: {'; or '.join(told)}.")
     for content in answers.values():
         if content["schema"].get("description"):

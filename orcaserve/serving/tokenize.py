@@ -20,8 +20,8 @@ TOKENIZE: dict[str, Field] = {
     "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
     "add_special_tokens": Field(
         {"type": "boolean"},
-        "For prompt: let the tokenizer add its own, such as a beginning of text. True unless given. With messages it can "
-        "only be false: the chat template has written them.",
+        "For prompt: let the tokenizer add its own, such as a beginning of text. True unless given. With messages it "
+        "can only be false: the chat template has written them.",
     ),
     "return_token_strs": Field({"type": "boolean"}, "Also the tokens as the vocabulary spells them."),
     **TEMPLATE,

@@ -58,7 +58,9 @@ def with_tokens(model: Path, folder: Path, template: str) -> Path:
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
-def serve(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
+def serve(
+    request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Serve]:
     folder = with_tokens(tiny_model, tmp_path_factory.mktemp("tools") / "tiny", TEMPLATES[request.param])
     serve = Serve(str(folder), "--port", "0", "--n-slots", "8192", "-t", "1", "--max-model-len", "512")
     yield serve

@@ -32,7 +32,9 @@ def test_what_asserts_something_stays_as_it_is() -> None:
         "properties": {"a": {"type": "string", "minLength": 1, "pattern": "^a"}, "b": True},
         "required": ["a"],
         "additionalProperties": {"anyOf": [{"const": 1}, {"enum": [2, "x"]}, {"$ref": "#/$defs/c"}]},
-        "$defs": {"c": {"allOf": [{"type": "array", "items": {"multipleOf": 2}, "prefixItems": [False], "maxItems": 3}]}},
+        "$defs": {
+            "c": {"allOf": [{"type": "array", "items": {"multipleOf": 2}, "prefixItems": [False], "maxItems": 3}]}
+        },
     }
     assert prepared(schema) == schema
     assert list(prepared(schema)["properties"]) == ["a", "b"], "their order is the text's"
@@ -40,7 +42,15 @@ def test_what_asserts_something_stays_as_it_is() -> None:
 
 
 def test_what_asserts_nothing_is_left_out() -> None:
-    noise = {"title": "T", "description": "D", "default": 1, "examples": [1], "deprecated": True, "x-order": 1, "$comment": ""}
+    noise = {
+        "title": "T",
+        "description": "D",
+        "default": 1,
+        "examples": [1],
+        "deprecated": True,
+        "x-order": 1,
+        "$comment": "",
+    }
     schema = {"type": "array", "items": {"type": "null"}}
     assert prepared({**schema, **noise, "items": {"type": "null", **noise}}) == schema
     assert prepared({"x-guidance": {"lenient": True}, "uniqueItems": False}) == {}
@@ -50,7 +60,12 @@ def test_what_asserts_nothing_is_left_out() -> None:
 def test_what_is_not_supported_is_named_wherever_it_stands(keyword: str) -> None:
     bad = {keyword: {}}
     places: list[Any] = [bad, {"items": bad}, {"properties": {"a": bad}}, {"anyOf": [{}, bad]}, {"$defs": {"a": bad}}]
-    places += [{"items": [bad]}, {"additionalProperties": bad}, {"patternProperties": {"a": bad}}, {"prefixItems": [bad]}]
+    places += [
+        {"items": [bad]},
+        {"additionalProperties": bad},
+        {"patternProperties": {"a": bad}},
+        {"prefixItems": [bad]},
+    ]
     for schema in places:
         assert f"the schema keyword {keyword} is not supported" == refusal(schema)
 
@@ -110,7 +125,9 @@ def test_times(text: str) -> None:
     datetime.time.fromisoformat(text)
 
 
-@pytest.mark.parametrize("text", ["24:00:00Z", "23:59:60Z", "12:30:45", "12:30Z", "1:00:00Z", "00:00:00.Z", "00:00:00z"])
+@pytest.mark.parametrize(
+    "text", ["24:00:00Z", "23:59:60Z", "12:30:45", "12:30Z", "1:00:00Z", "00:00:00.Z", "00:00:00z"]
+)
 def test_no_times(text: str) -> None:
     assert not re.fullmatch(TIME, text)
 

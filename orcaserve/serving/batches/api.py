@@ -145,7 +145,6 @@ ROUTES = [
     ),
     _route("GET", "/v1/batches", list_batches, "List batches", {"$ref": "#/components/schemas/Batches"}, query=LIST,
            errors=(404,)),
-    _route("GET", "/v1/batches/{id}", get, "A batch", _BATCH, parameters=_ID, errors=(404,)),
     _route(
         "POST",
         "/v1/batches/{id}/cancel",
@@ -156,4 +155,5 @@ ROUTES = [
         parameters=_ID,
         errors=(404,),
     ),
+    _route("GET", "/v1/batches/{id}", get, "A batch", _BATCH, parameters=_ID, errors=(404,)),
 ]  # fmt: skip

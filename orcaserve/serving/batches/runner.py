@@ -50,8 +50,9 @@ async def run_lines(lines: Iterable[Line], ask: Ask, tell: Tell, n_at_once: int)
             if not running:
                 return
             done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            failures = [error for task in done if (error := task.exception()) is not None]
+            if failures:
+                raise failures[0]
     finally:
         for task in running:
             task.cancel()

@@ -217,9 +217,9 @@ ROUTES = [
         ),
     ),
     _route("GET", "/v1/files", list_files, "List files", {"$ref": "#/components/schemas/Files"}, query=LIST),
+    _route("GET", "/v1/files/{id}/content", content, "A file's content", {"type": "string", "format": "binary"},
+           parameters=_ID, content="application/octet-stream"),
     _route("GET", "/v1/files/{id}", get, "What is known of a file", _FILE, parameters=_ID),
     _route("DELETE", "/v1/files/{id}", delete, "Delete a file", {"$ref": "#/components/schemas/Deleted"},
            parameters=_ID),
-    _route("GET", "/v1/files/{id}/content", content, "A file's content", {"type": "string", "format": "binary"},
-           parameters=_ID, content="application/octet-stream"),
 ]  # fmt: skip

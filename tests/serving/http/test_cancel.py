@@ -188,7 +188,7 @@ def test_tokenize_completely(server: Any) -> None:
     assert set(plain) == {"tokens", "count", "max_model_len", "token_strs"} and plain["token_strs"] is None
     assert plain["count"] == len(plain["tokens"]) and plain["max_model_len"] == 128
     spelled = ask(prompt="the fox ü", return_token_strs=True)["token_strs"]
-    assert len(spelled) == plain["count"] and spelled[1].startswith("Ġ")
+    assert len(spelled) == plain["count"] and "Ġfox" in spelled
     chat = ask(messages=[{"role": "user", "content": "hi"}], return_token_strs=True)
     assert chat["token_strs"][0] == "<|user|>" and chat["tokens"] == server.tokenizer.encode_chat(
         "<|user|>user:hi<|end|><|user|>"
