@@ -157,7 +157,8 @@ async def test_a_wrong_input_fails_at_once(bench: Bench) -> None:
 async def test_one_after_another_and_in_order(bench: Bench) -> None:
     first, second = await bench.create("wait1", "x"), await bench.create("y")
     await bench.until(lambda: bench.queue.records.get(first).completed == 1)
-    assert bench.queue.records.get(second).status is Status.IN_PROGRESS and "y" not in bench.endpoint.asked
+    await bench.until(lambda: bench.queue.records.get(second).status is Status.IN_PROGRESS)
+    assert "y" not in bench.endpoint.asked
     bench.endpoint.release.set()
     await bench.end_of(second)
     assert bench.queue.records.get(first).status is Status.COMPLETED
