@@ -38,7 +38,7 @@ def check_name(exchange: Exchange, service: Service) -> None:
 def check_parameters(parameters: Mapping[str, Any]) -> None:
     """Raises InvalidRequest for fields of a completion that would change what only its own answer can say."""
     for name in NO_PLACE:
-        if parameters.get(name) not in (None, False):
+        if (value := parameters.get(name)) is not None and value is not False:
             message = f"{name} has no place in this protocol: use /v1/completions"
             raise InvalidRequest(name, message, code="unsupported_parameter")
     if parameters.get("n") not in (None, 1):
