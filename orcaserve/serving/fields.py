@@ -53,8 +53,8 @@ _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 SAMPLING: dict[str, Field] = {
     "temperature": _number(0, 2, "How freely tokens are drawn; 0: always the likeliest (greedy). 1 unless given."),
     "top_p": _number(0, 1, "Draw from the likeliest tokens that make up this probability. 1 (all) unless given."),
-    "top_k": _integer(-1, 2**31 - 1, "Draw from so many likeliest tokens; 0 and -1: no limit."),
-    "min_p": _number(0, 1, "Draw from tokens at least this times as likely as the likeliest. 0 (all) unless given."),
+    "top_k": _integer(-1, 2**31 - 1, "Draw from so many likeliest tokens. 0 and -1, as unless given: from all."),
+    "min_p": _number(0, 1, "Leave out tokens less likely than this share of the likeliest. 0 (none) unless given."),
     "n": _integer(
         1,
         MAX_CHOICES,
@@ -76,7 +76,7 @@ SAMPLING: dict[str, Field] = {
         },
         "From token ids to what is added to their logits: -100 bans a token, 100 chooses it.",
     ),
-    "max_tokens": _integer(1, 2**31 - 1, "Most tokens to generate."),
+    "max_tokens": _integer(1, 2**31 - 1, "Most tokens to generate; unless given, what the context has left."),
     "min_tokens": _integer(0, 2**31 - 1, "Nothing ends the text before so many tokens."),
     "ignore_eos": Field(_FLAG, "Go on past the model's own end."),
     "stop_token_ids": Field(_IDS, "The text ends at these tokens, beside the model's own end."),
@@ -153,7 +153,7 @@ COMPLETION: dict[str, Field] = {
         "Text, texts, token ids, or lists of token ids. Without one, the model starts a new document.",
     ),
     **COMMON,
-    "max_tokens": _integer(0, 2**31 - 1, "Most tokens to generate; 0: none, for a prompt that is to be echoed."),
+    "max_tokens": _integer(0, 2**31 - 1, "Most tokens to generate, 16 unless given; 0: none, for a prompt that is to be echoed."),
     "logprobs": _integer(
         0,
         MAX_LEGACY_LOGPROBS,
