@@ -65,7 +65,9 @@ class GrammarChecker:
         if process is not None:
             process.kill()
             process.wait()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(cancel_futures=True)  # what it waits for has ended
+        if self._process is not None:
+            self._end(self._process)
 
     def _find_out(self, grammar: Grammar) -> str | None:
         """On the thread."""

@@ -150,13 +150,15 @@ class PieceSpelling:
             self._cache[token] = self._spell(token)
         return self._cache[token]
 
-    def bytes_of(self, token: int) -> bytes:
-        piece = self.piece(token)
-        return bytes((piece,)) if isinstance(piece, int) else (piece or "").encode()
-
     def first_piece(self, token: int) -> str | int | None:
         """As `piece`, for a token that begins a text."""
         return self._spell(token, drop=True) if self.drops_first else self.piece(token)
+
+    def bytes_of(self, token: int) -> bytes:
+        piece = self.piece(token)
+        if isinstance(piece, int):
+            return bytes([piece])
+        return (piece or "").encode()
 
     def _spell(self, token: int, drop: bool = False) -> str | int | None:
         text = _token_text(self._backend, token)

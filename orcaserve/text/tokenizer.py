@@ -26,7 +26,7 @@ class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
     special_tokens: the named ones (`bos_token`, ...) as text, for chat templates.
-    chat_template: Jinja source, or None if the model has none. tool_template: the one for chats with tools, if it has two.
+    chat_template: Jinja source, or None if the model has none. tool_template: that for chats with tools, if it has two.
     added: ids of the tokens that are found whole in a text, before it is cut; special_ids: of those that are special.
     """
 

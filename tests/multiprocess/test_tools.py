@@ -82,7 +82,7 @@ def calls_of(client: openai.OpenAI, body: dict[str, Any]) -> tuple[list[tuple[st
     state = ChatCompletionStreamState()
     for chunk in client.chat.completions.create(**body, stream=True):
         state.handle_chunk(chunk)
-    [streamed] = state.get_final_completion().choices
+    [streamed] = state.current_completion_snapshot.choices
     assert [(c.function.name, c.function.arguments) for c in streamed.message.tool_calls or []] == calls
     assert (streamed.message.content, streamed.finish_reason) == (choice.message.content, choice.finish_reason)
     return calls, choice.message.content, choice.finish_reason
@@ -95,8 +95,8 @@ def test_calls_are_valid_at_any_temperature(serve: Serve, temperature: float) ->
     with openai.OpenAI(base_url=f"{serve.base}/v1", api_key="none", max_retries=0) as client:
         for seed, choice in enumerate(("required", named, "required", named)):
             body: dict[str, Any] = {
-                "model": serve.model, "messages": USER, "tools": tools(seed > 1), "tool_choice": choice, "max_tokens": 400,
-                "temperature": temperature, "seed": seed, "parallel_tool_calls": seed == 0,
+                "model": serve.model, "messages": USER, "tools": tools(seed > 1), "tool_choice": choice,
+                "max_tokens": 400, "temperature": temperature, "seed": seed, "parallel_tool_calls": seed == 0,
             }  # fmt: skip
             calls, content, reason = calls_of(client, body)
             assert content is None and calls
