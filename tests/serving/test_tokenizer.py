@@ -10,29 +10,11 @@ import pytest
 import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
+from vocabularies import hf_byte_level, hf_sentencepiece
 
 from orcaserve.core import CheckpointError, InvalidRequest, UnsupportedModel
 from orcaserve.serving.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_metadata
 from orcaserve.serving.tokenizer import Tokenizer
-
-
-def hf_byte_level(metadata: dict[str, Any]) -> Any:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    return transformers.GPT2Tokenizer(
-        vocab={t: i for i, t in enumerate(tokens)},
-        merges=[tuple(m.split(" ")) for m in metadata["tokenizer.ggml.merges"]],
-        additional_special_tokens=["<|user|>", "<|end|>"],
-    )
-
-
-def hf_sentencepiece(metadata: dict[str, Any], **options: Any) -> Any:
-    from transformers.tokenization_utils_base import generate_merges
-
-    vocabulary = {t: i for i, t in enumerate(metadata["tokenizer.ggml.tokens"])}
-    scores = dict(zip(vocabulary, metadata["tokenizer.ggml.scores"], strict=True))
-    hf = transformers.LlamaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary, scores), **options)
-    hf.add_tokens([transformers.AddedToken("<|user|>", normalized=False)])
-    return hf
 
 
 def test_b54_byte_level_from_gguf(byte_level: Tokenizer, byte_level_metadata: dict[str, Any], sample_text: str) -> None:
