@@ -87,7 +87,7 @@ def reciting_gpt2(folder: Path) -> Recited:
     return Recited(folder, model, tokenizer, script)
 
 
-def reciting_llama(folder: Path) -> Recited:
+def reciting_llama(folder: Path, context: int = CONTEXT) -> Recited:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer = hf_sentencepiece(sentencepiece_metadata(), add_bos_token=True)
@@ -97,7 +97,7 @@ def reciting_llama(folder: Path) -> Recited:
     chain: list[int] = tokenizer.convert_tokens_to_ids(CHAIN)
     assert len(set(chain)) == len(chain) and 0 not in chain
     sizes = {"vocab_size": n, "hidden_size": hidden, "intermediate_size": 320, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT}
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": context}
     config = LlamaConfig(**sizes, **heads, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False)
     torch.manual_seed(2)
     model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval()

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from conftest import CHAT, COMPLETIONS, MESSAGES, Server, refused
+from case_server import CHAT, COMPLETIONS, MESSAGES, Server, refused
 from reciting import CONTEXT
 
 OUTSIDE = [-1, 2**31, 2**63, 2**64, -(2**64), 10**300]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import CHAT, COMPLETIONS, SECRET, Server, refused
+from case_server import CHAT, COMPLETIONS, SECRET, Server, refused
 
 PATHS = (COMPLETIONS, CHAT)
 

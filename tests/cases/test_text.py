@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from conftest import CHAT, Server
+from case_server import CHAT, Server
 from reciting import SCRIPT
 
 from orcaserve import LLM, SamplingParams
