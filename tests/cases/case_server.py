@@ -86,7 +86,7 @@ class Server(Serve):
 
 def look_at(answer: httpx.Response) -> None:
     """An error is one object in OpenAI's form, of fixed words."""
-    if answer.status_code < 400:
+    if answer.status_code < 400 or answer.request.method == "HEAD":
         return
     answer.read()
     assert answer.headers["content-type"] == "application/json"

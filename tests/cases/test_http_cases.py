@@ -100,8 +100,12 @@ HEAD = "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n{le
 def test_b34_a_gigabyte_is_refused_before_it_comes(gpt2: Server, path: str) -> None:
     answer = spoken(gpt2, HEAD.format(path=path, length=f"content-length: {2**30}").encode() + b"{")
     assert answer.startswith(b"HTTP/1.1 413 ") and b"connection: close" in answer.lower()
+
+
+def test_b34_chunks_without_end(gpt2: Server) -> None:
+    """Refused as soon as they are too many."""
     chunks = b"10000\r\n" + b"a" * 0x10000 + b"\r\n"
-    answer = spoken(gpt2, HEAD.format(path=path, length="transfer-encoding: chunked").encode() + chunks * 70)
+    answer = spoken(gpt2, HEAD.format(path=COMPLETIONS, length="transfer-encoding: chunked").encode() + chunks * 70)
     assert answer.startswith(b"HTTP/1.1 413 ")
 
 

@@ -9,9 +9,10 @@ import pytest
 from case_server import CHAT, COMPLETIONS, SECRET, Server, refused
 
 PATHS = (COMPLETIONS, CHAT)
+N = 80  # tokens
 
 
-def inside_a_token(server: Server, n: int = 40) -> tuple[str, str]:
+def inside_a_token(server: Server, n: int = N) -> tuple[str, str]:
     """The known text, and two characters of it that end before the token does which they begin in."""
     output = server.recited.greedy(server.prompt, n)
     text = server.recited.continuation(server.prompt, output)
@@ -26,12 +27,12 @@ def inside_a_token(server: Server, n: int = 40) -> tuple[str, str]:
 
 def test_b06_a_stop_string_ends_inside_a_token(server: Server) -> None:
     text, stop = inside_a_token(server)
-    assert server.both(stop=[stop], max_tokens=40) == (text[: text.index(stop)], "stop")
+    assert server.both(stop=[stop], max_tokens=N) == (text[: text.index(stop)], "stop")
     across = text[text.index(stop) - 2 : text.index(stop) + 1]  # begins in the token before
-    assert server.both(stop=[across], max_tokens=40) == (text[: text.index(across)], "stop")
+    assert server.both(stop=[across], max_tokens=N) == (text[: text.index(across)], "stop")
     several = [stop, "never seen", text[20:22]]
     first = min(text.index(word) for word in several if word in text)
-    assert server.both(stop=several, max_tokens=40) == (text[:first], "stop")
+    assert server.both(stop=several, max_tokens=N) == (text[:first], "stop")
 
 
 def test_b06_in_chat_too(gpt2: Server) -> None:
@@ -49,7 +50,7 @@ def test_b08_the_stop_string_is_shown_only_if_asked_for(gpt2: Server) -> None:
     shown = gpt2.both(prompt=prompt, max_tokens=30, stop=["7"], include_stop_str_in_output=True)
     assert shown == (whole[: whole.index("7") + 1], "stop")
     inside, stop = inside_a_token(gpt2)
-    shown = gpt2.both(stop=[stop], max_tokens=40, include_stop_str_in_output=True)
+    shown = gpt2.both(stop=[stop], max_tokens=N, include_stop_str_in_output=True)
     assert shown == (inside[: inside.index(stop) + 2], "stop"), "nothing after it, though the token goes on"
 
 

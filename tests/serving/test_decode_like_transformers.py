@@ -1,0 +1,92 @@
+"""The joined text of a stream, whatever its ids, is what transformers' decode says of prompt and output after the prompt.
+
+Byte-level BPE and SentencePiece with byte fallback, from a GGUF file's metadata and from a folder of transformers' own
+files; the oracle is transformers' class, given the same vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vocabularies import byte_level_metadata, hf_byte_level, hf_sentencepiece, sentencepiece_metadata
+
+from orcaserve.core import FinishReason, SamplingParams
+from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+from orcaserve.serving.text_stream import TextStream
+from orcaserve.serving.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same tokenizer, ours and transformers'. n_ids: of its vocabulary. spelled: ids of single bytes."""
+
+    ours: Tokenizer
+    theirs: Any
+    n_ids: int
+    spelled: list[int]
+
+    def decode(self, ids: list[int], skip: bool) -> str:
+        text: str = self.theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+        return text
+
+
+@pytest.fixture(scope="module", params=["byte-level GGUF", "byte-level folder", "fallback GGUF", "fallback folder"])
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    kind, source = request.param.split()
+    metadata = byte_level_metadata() if kind == "byte-level" else sentencepiece_metadata()
+    theirs = hf_byte_level(metadata) if kind == "byte-level" else hf_sentencepiece(metadata, add_bos_token=True)
+    if source == "GGUF":
+        ours = tokenizer_from_metadata(metadata)
+    else:
+        folder: Path = tmp_path_factory.mktemp("tokenizer")
+        theirs.save_pretrained(folder)
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.from_path(folder)
+    spelled = list(range(3, 259))  # both vocabularies have the bytes behind three others
+    return Pair(ours, theirs, len(theirs), spelled)
+
+
+def streamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> str:
+    """As the endpoint does it, token by token."""
+    stream = TextStream(tokenizer, prompt, SamplingParams(skip_special_tokens=skip))
+    end = len(output) - 1
+    return "".join(stream.push(t, FinishReason.LENGTH if i == end else None) for i, t in enumerate(output))
+
+
+@settings(max_examples=400)
+@given(data=st.data(), skip=st.booleans())
+def test_any_ids_after_a_text(pair: Pair, data: Any, skip: bool) -> None:
+    ids = st.one_of(st.integers(0, pair.n_ids - 1), st.sampled_from(pair.spelled))
+    output = data.draw(st.lists(ids, min_size=1, max_size=24))
+    prompt = pair.ours.encode(data.draw(st.sampled_from(["", "a", "Once upon", " the fox", "汉", "hi\n", "Grüße "])))
+    before, whole = pair.decode(prompt, skip), pair.decode(prompt + output, skip)
+    assert whole == before + streamed(pair.ours, prompt, output, skip)
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_ids_after_any_ids(pair: Pair, data: Any) -> None:
+    """A prompt of ids may end inside a character; what is its own text by then is never shown again."""
+    ids = st.lists(st.one_of(st.integers(0, pair.n_ids - 1), st.sampled_from(pair.spelled)), min_size=1, max_size=8)
+    prompt, output = data.draw(ids), data.draw(ids)
+    before, whole = pair.decode(prompt, True), pair.decode(prompt + output, True)
+    text = streamed(pair.ours, prompt, output, True)
+    assert whole.endswith(text)
+    if whole.startswith(before):
+        assert text == whole[len(before) :]
+    else:
+        shared = next(i for i, (a, b) in enumerate(zip(before + "\0", whole + "\1", strict=False)) if a != b)
+        assert len(text) <= len(whole) - shared
+
+
+@settings(max_examples=200)
+@given(text=st.text(min_size=1, max_size=24))
+def test_any_text_there_and_back(pair: Pair, text: str) -> None:
+    ids = pair.ours.encode(text)
+    assert ids == pair.theirs.encode(text)
+    assert pair.ours.decode(ids) == pair.decode(ids, True)
