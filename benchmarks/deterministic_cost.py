@@ -22,6 +22,7 @@ from statistics import median
 from throughputs import engine_config
 
 from orcaserve import native
+from orcaserve.config import SchedulerConfig
 from orcaserve.evaluation.measured_engine import MeasuredEngine
 
 FORMS = ("float32", "bfloat16", "int8", "int4")
@@ -47,7 +48,7 @@ WORKS = (
 
 @dataclass(frozen=True)
 class Row:
-    """tokens_s: with the flag, the best round. ratio: with the flag by without, of the same round, median; least, most."""
+    """tokens_s: with the flag, of the best round. ratio: with the flag by without, of the same round; the median."""
 
     work: str
     batch: int
@@ -75,13 +76,14 @@ def compare(work: Work, plain: MeasuredEngine, deterministic: MeasuredEngine, ro
         measured = {id(engine): rate(engine, work) for engine in order}
         rates.append(measured[id(deterministic)])
         ratios.append(measured[id(deterministic)] / measured[id(plain)])
-    return Row(work.name, work.batch, work.prompt, round(max(rates), 1), *(round(f(ratios), 3) for f in (median, min, max)))
+    middle, least, most = (round(f(ratios), 3) for f in (median, min, max))
+    return Row(work.name, work.batch, work.prompt, round(max(rates), 1), middle, least, most)
 
 
 def measure(form: str, model: str | None, rounds: int) -> list[Row]:
     kv = form if form in ("float32", "bfloat16") else "int8"
     most = max(work.batch * (work.prompt + work.gen + 17) for work in WORKS)
-    config = replace(engine_config(model, form, kv, 1, most), scheduler=engine_config(model, form, kv, 64, 16).scheduler)
+    config = replace(engine_config(model, form, kv, 1, most), scheduler=SchedulerConfig())
     with MeasuredEngine(config) as plain, MeasuredEngine(replace(config, deterministic=True)) as deterministic:
         return [compare(work, plain, deterministic, rounds) for work in WORKS]
 

@@ -22,7 +22,9 @@ from orcaserve.worker.worker import Worker
 
 def config(path: Path, parallel: ParallelConfig | None = None, **model: Any) -> EngineConfig:
     parallel = parallel or ParallelConfig()
-    return EngineConfig(ModelConfig(path, "tiny", **model), KVConfig(n_slots=256), parallel=parallel, deterministic=True)
+    return EngineConfig(
+        ModelConfig(path, "tiny", **model), KVConfig(n_slots=256), parallel=parallel, deterministic=True
+    )
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1", "reference"])
@@ -53,6 +55,9 @@ def test_the_flag(tiny_model: Path) -> None:
 
 def test_without_the_kernels_it_is_refused(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the engine would go on in PyTorch, with a warning."""
+    from orcaserve import native  # noqa: F401  (there is something to take away)
+
+    monkeypatch.delattr("orcaserve.native")
     monkeypatch.setitem(sys.modules, "orcaserve.native", None)  # makes its import raise ImportError
     with pytest.raises(ConfigError, match=r"^--deterministic: needs the CPU's kernels, which are not here"):
         Worker.load(config(tiny_model))
@@ -80,14 +85,16 @@ LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embed
 def test_positions_that_depend_on_the_length_are_refused(cut: ParallelConfig, stretched: Any) -> None:
     """Before a worker of a group is started; and taken within the length of training, where they do not."""
     path = stretched(LONGROPE | {"original_max_position_embeddings": 32})
-    words = r"^--deterministic: this model's positions \(longrope\) depend .* from 32 tokens on: take --max-model-len 32$"
+    words = (
+        r"^--deterministic: this model's positions \(longrope\) depend .* from 32 tokens on: take --max-model-len 32$"
+    )
     with pytest.raises(ConfigError, match=words):
         EngineHost.load(config(path, cut), lambda report: None)
     EngineHost.load(config(path, cut, max_model_len=32), lambda report: None).close()
 
 
 def test_offline(tiny_model: Path) -> None:
-    with pytest.raises(ConfigError, match="^--deterministic: needs --device cpu"):
+    with pytest.raises(ConfigError, match=r"^--deterministic: needs --device cpu"):
         LLM(tiny_model, device="reference", deterministic=True)
 
 

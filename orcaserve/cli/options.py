@@ -108,8 +108,8 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
     group.add_argument(
         "--deterministic",
         action="store_true",
-        help="a request's output is the same to the bit whatever runs beside it; settings and models with which it could "
-        "not be are refused (docs/determinism.md); on the CPU it costs nothing",
+        help="a request's output is the same to the bit whatever runs beside it: settings and models with which that "
+        "could not be are refused, nothing else changes (docs/determinism.md)",
     )
     _add_scheduling_arguments(parser)
     _add_parallel_arguments(parser)

@@ -1,10 +1,10 @@
 """The cases of inputs that broke other servers, each at a real server over a real model.
 
-A test's name begins with the number of its case. Cases whose place is below HTTP have more tests there: B01, B02, B04 in
-serving/test_detokenizer.py; B06, B08, B09 in serving/test_text_stream.py; B50 in model/test_loader.py; B53 in
-model/test_families.py; B54 in serving/test_tokenizer.py. What an engine without a model shows better (limits of seconds,
-clients that never read) is in serving/http. B39, long prompts beside short ones, belongs to the scheduler's bounds and
-is not answered yet.
+A test's name begins with the number of its case. Cases whose place is below HTTP have more tests there: B01, B02, B04
+in serving/test_detokenizer.py; B06, B08, B09 in serving/test_text_stream.py; B50 in model/test_loader.py; B53 in
+model/test_families.py; B54 in serving/test_tokenizer.py. What an engine without a model shows better (limits of
+seconds, clients that never read) is in serving/http. B39, long prompts beside short ones, belongs to the scheduler's
+bounds and is not answered yet.
 
 After EVERY case: the server is healthy; the known greedy request gives its known text, which is transformers'; as many
 slots are free as before; no answer held a traceback or the user's own words.
@@ -20,7 +20,9 @@ from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).parent), *(str(Path(__file__).parents[1] / name) for name in ("", "multiprocess"))]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "multiprocess"))
+sys.path.insert(0, str(Path(__file__).parent))
 from case_server import BFLOAT16, FLOAT32, Server, looked_after, started
 from reciting import Recited, as_gguf, reciting_gpt2, reciting_llama
 

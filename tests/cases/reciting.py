@@ -17,7 +17,7 @@ from gguf_files import save_gguf
 from vocabularies import byte_level_metadata, hf_byte_level, hf_sentencepiece, sentencepiece_metadata
 
 CONTEXT = 256
-SCRIPT = "count 1 2 3 4 5 6 7 8 9 10; Ď 汉 👩‍🚀 🦙, the quick brown fox jumps over the lazy dog. Once upon a time "
+SCRIPT = "count 1 2 3 4 5 6 7 8 9 10; Ď 汉 👩‍🚀 🐋, the quick brown fox jumps over the lazy dog. Once upon a time "
 CHAIN = ["▁Once", "<0xEA>", "<0xB9>", "<0xB0>", "<0x0A>", "▁upon", "▁a", "▁time", "▁the", "▁fox", "▁dog", "▁hi", "hi"]
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
@@ -46,8 +46,13 @@ class Recited:
 
     def logits(self, ids: Sequence[int]) -> torch.Tensor:
         """After the last of these, float32 [V]."""
-        with torch.inference_mode():
-            last: torch.Tensor = self.model(torch.tensor([list(ids)])).logits[0, -1]
+        n_threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # several would wait for each other longer than one computes
+        try:
+            with torch.inference_mode():
+                last: torch.Tensor = self.model(torch.tensor([list(ids)])).logits[0, -1]
+        finally:
+            torch.set_num_threads(n_threads)
         return last
 
     def greedy(self, prompt: Sequence[int], n: int) -> list[int]:
@@ -104,8 +109,11 @@ def reciting_llama(folder: Path, context: int = CONTEXT) -> Recited:
     follower = {token: chain[(i + 1) % len(chain)] for i, token in enumerate(chain)}
     with torch.no_grad():
         embedding = 0.01 * torch.randn(n, hidden)
-        embedding[:, :n] += torch.eye(n)
+        embedding[:, :n] += 4 * torch.eye(n)
         model.model.embed_tokens.weight.copy_(embedding)
+        for layer in model.model.layers:  # what they add stays small beside that
+            layer.self_attn.o_proj.weight *= 0.3
+            layer.mlp.down_proj.weight *= 0.3
         head = 0.03 * torch.randn(n, hidden)
         for token in range(n):
             head[follower.get(token, chain[0]), token] += 0.6

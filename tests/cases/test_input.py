@@ -29,7 +29,7 @@ def test_b11_one_empty_of_two(server: Server) -> None:
         assert choice["text"] == server.answer(prompt=prompt, max_tokens=6)["choices"][0]["text"]
 
 
-@pytest.mark.parametrize("prompt", [["ok", 5], ["ok", ["a"]], ["ok", None], [[5], []][::-1] + ["x"], [[1], [10**6]]])
+@pytest.mark.parametrize("prompt", [["ok", 5], ["ok", ["a"]], ["ok", None], [[], [5], "x"], [[1], [10**6]]])
 def test_b11_one_bad_member_is_the_end_of_all(gpt2: Server, prompt: Any) -> None:
     before = gpt2.metric("orcaserve_requests_started_total")
     refused(gpt2.ask(prompt=prompt), "prompt")

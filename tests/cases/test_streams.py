@@ -1,4 +1,4 @@
-"""STREAM: what fails before the first byte is an ordinary error; what fails after it is one error event, and the end."""
+"""STREAM: what fails before the first byte is an ordinary error; what fails after it is one error event, the last."""
 
 from __future__ import annotations
 

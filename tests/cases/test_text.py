@@ -12,7 +12,7 @@ from reciting import SCRIPT
 
 from orcaserve import LLM, SamplingParams
 
-CHARACTERS = ["Ď", "汉", "👩‍🚀", "🦙"]
+CHARACTERS = ["Ď", "汉", "👩‍🚀", "🐋"]
 
 
 def place(server: Server, character: str) -> tuple[int, int]:
@@ -61,9 +61,10 @@ def test_b02_the_same_prompt_with_more_behind_it(gpt2: Server) -> None:
     hello = gpt2.ids("Hello world ")
     spelled = gpt2.ids("汉")
     for cut in (1, 2):
-        text, _ = gpt2.both(prompt=[*hello, *spelled[:cut]], max_tokens=4)
-        assert not text.startswith(("Hello", " ", "\ufffd"))
-        assert text == "".join(gpt2.deltas(prompt=[*hello, *spelled[:cut]], max_tokens=4))
+        prompt = [*hello, *spelled[:cut]]
+        text, _ = gpt2.both(prompt=prompt, max_tokens=4)
+        whole = gpt2.recited.decode([*prompt, *gpt2.recited.greedy(prompt, 4)])
+        assert whole == "Hello world \ufffd" + text, "what was broken is the prompt's"
 
 
 def test_b04_pieces_of_bytes(llama: Server) -> None:
@@ -109,7 +110,7 @@ def test_streams_and_whole_texts_are_transformers_decode_of_the_ids(server: Serv
     """Drawn at the highest temperature: ids of all kinds, bytes that are no character among them, special ones too."""
     llm, recited = offline(server), server.recited
     rng = random.Random(7)
-    texts = ["count", "the quick", "Once upon a time", " 7", "dog. hi"]
+    texts = ["the quick", "Once upon a time", " the", "dog. hi"]  # none ends in a run of bytes
     kinds = set()
     for seed in range(30):
         prompt = recited.encode(rng.choice(texts))
@@ -123,8 +124,6 @@ def test_streams_and_whole_texts_are_transformers_decode_of_the_ids(server: Serv
         text, _ = server.both(prompt=prompt, logit_bias=bias, **fields, **shown)
         skip = not shown
         before = recited.tokenizer.decode(prompt, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
-        whole = recited.tokenizer.decode(
-            [*prompt, *ids], skip_special_tokens=skip, clean_up_tokenization_spaces=False
-        )
+        whole = recited.tokenizer.decode([*prompt, *ids], skip_special_tokens=skip, clean_up_tokenization_spaces=False)
         assert whole == before + text, (seed, ids)
     assert len(kinds) > 100

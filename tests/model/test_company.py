@@ -1,7 +1,7 @@
 """What `--deterministic` promises, at the kernels: a request's logits are the same to the bit in any company.
 
-A *history* is a run of iterations: which requests take part, in what order, and how many tokens of each. Whatever it is,
-after each of its pieces a text has the logits that it has alone, whole, on one thread, in a region of its own.
+A *history* is a run of iterations: which requests take part, in what order, and how many tokens of each. Whatever it
+is, after each of its pieces a text has the logits that it has alone, whole, on one thread, in a region of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A seed gives a request the same draws: alone and among others, in any parts, after an engine is gone, in PyTorch too.
+"""A seed gives a request the same draws: alone and among others, in any parts, after an engine is gone, in PyTorch.
 
-Draws are made of the request's seed and the token's place in the text (docs/determinism.md). Requests of `some_requests`
-have all kinds of settings, and more of them than a batch or the K/V region holds.
+Draws are made of the request's seed and the token's place in the text (docs/determinism.md). Requests of
+`some_requests` have all kinds of settings, and are more than a batch or the K/V region holds.
 """
 
 from __future__ import annotations

@@ -14,7 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from orcaserve.serving import supervisor
 from orcaserve.serving.tokenizer import Tokenizer
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
 import vocabularies
 from fake_engines import FakeProcess
 

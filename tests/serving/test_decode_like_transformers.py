@@ -1,4 +1,4 @@
-"""The joined text of a stream, whatever its ids, is what transformers' decode says of prompt and output after the prompt.
+"""The joined text of a stream, whatever its ids, is what transformers' decode says of them behind the prompt.
 
 Byte-level BPE and SentencePiece with byte fallback, from a GGUF file's metadata and from a folder of transformers' own
 files; the oracle is transformers' class, given the same vocabulary.
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from vocabularies import byte_level_metadata, hf_byte_level, hf_sentencepiece, sentencepiece_metadata
 
@@ -24,12 +24,14 @@ from orcaserve.serving.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Pair:
-    """The same tokenizer, ours and transformers'. n_ids: of its vocabulary. spelled: ids of single bytes."""
+    """The same tokenizer, ours and transformers'. n_ids: of its vocabulary. spelled: ids of single bytes. by_runs: bytes
+    in a row are one text, or as many characters that are none."""
 
     ours: Tokenizer
     theirs: Any
     n_ids: int
     spelled: list[int]
+    by_runs: bool
 
     def decode(self, ids: list[int], skip: bool) -> str:
         text: str = self.theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
@@ -48,7 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         theirs.save_pretrained(folder)
         theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.from_path(folder)
     spelled = list(range(3, 259))  # both vocabularies have the bytes behind three others
-    return Pair(ours, theirs, len(theirs), spelled)
+    return Pair(ours, theirs, len(theirs), spelled, kind == "fallback")
 
 
 def streamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> str:
@@ -65,6 +67,7 @@ def test_any_ids_after_a_text(pair: Pair, data: Any, skip: bool) -> None:
     output = data.draw(st.lists(ids, min_size=1, max_size=24))
     prompt = pair.ours.encode(data.draw(st.sampled_from(["", "a", "Once upon", " the fox", "汉", "hi\n", "Grüße "])))
     before, whole = pair.decode(prompt, skip), pair.decode(prompt + output, skip)
+    assume(whole.startswith(before))  # not so if bytes that follow the prompt's make its last character none
     assert whole == before + streamed(pair.ours, prompt, output, skip)
 
 
@@ -77,9 +80,11 @@ def test_any_ids_after_any_ids(pair: Pair, data: Any) -> None:
     before, whole = pair.decode(prompt, True), pair.decode(prompt + output, True)
     text = streamed(pair.ours, prompt, output, True)
     assert whole.endswith(text)
-    if whole.startswith(before):
+    # Pieces of bytes are decoded run by run: one more may make characters of the prompt, even a blank, into none.
+    in_a_run = pair.by_runs and prompt[-1] in pair.spelled
+    if whole.startswith(before) and not in_a_run:
         assert text == whole[len(before) :]
-    else:
+    elif not whole.startswith(before):
         shared = next(i for i, (a, b) in enumerate(zip(before + "\0", whole + "\1", strict=False)) if a != b)
         assert len(text) <= len(whole) - shared
 

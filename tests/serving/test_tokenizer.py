@@ -46,6 +46,16 @@ def test_b54_flags(sentencepiece_metadata: dict[str, Any]) -> None:
     assert plain.bos_id == 1
 
 
+def test_b54_the_unknown_token_is_special(sentencepiece_metadata: dict[str, Any], byte_fallback: Tokenizer) -> None:
+    """It was shown: `<unk>` in the middle of a text that transformers gives without."""
+    expected = hf_sentencepiece(sentencepiece_metadata, add_bos_token=True)
+    assert byte_fallback.encode("a<unk>b") == expected.encode("a<unk>b")
+    ids = [1, *byte_fallback.encode_chat("the fox"), 0, *byte_fallback.encode_chat("hi")]
+    assert byte_fallback.decode(ids) == expected.decode(ids, skip_special_tokens=True)
+    shown = byte_fallback.decode(ids, skip_special_tokens=False)
+    assert shown == expected.decode(ids, skip_special_tokens=False) and "<unk>" in shown
+
+
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_keeps_the_text(byte_level_metadata: dict[str, Any], name: str, sample_text: str) -> None:
     tokenizer = tokenizer_from_metadata({**byte_level_metadata, "tokenizer.ggml.pre": name})
