@@ -43,18 +43,20 @@ def within() -> Callable[[float, Callable[[], bool]], bool]:
 
 
 @pytest.fixture(scope="session")
-def gpt2_model(tmp_path_factory: pytest.TempPathFactory) -> Recited:
-    return reciting_gpt2(tmp_path_factory.mktemp("gpt2"))
+def gpt2_model(byte_level_metadata: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Recited:
+    return reciting_gpt2(tmp_path_factory.mktemp("gpt2"), byte_level_metadata)
 
 
 @pytest.fixture(scope="session")
-def llama_model(tmp_path_factory: pytest.TempPathFactory) -> Recited:
-    return reciting_llama(tmp_path_factory.mktemp("llama"))
+def llama_model(sentencepiece_metadata: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Recited:
+    return reciting_llama(tmp_path_factory.mktemp("llama"), sentencepiece_metadata)
 
 
 @pytest.fixture(scope="session")
-def gguf_model(llama_model: Recited, tmp_path_factory: pytest.TempPathFactory) -> Recited:
-    return as_gguf(llama_model, tmp_path_factory.mktemp("gguf") / "llama.gguf")
+def gguf_model(
+    llama_model: Recited, sentencepiece_metadata: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Recited:
+    return as_gguf(llama_model, tmp_path_factory.mktemp("gguf") / "llama.gguf", sentencepiece_metadata)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 GPT-2 says the token of its script that belongs to the position, for positions are an embedding there; Llama says the
 token that follows the last one in a chain. Everything else in them is random and small, so that other tokens come where
-temperatures are high, and a mistake anywhere moves the logits.
+temperatures are high, and a mistake anywhere moves the logits. vocabulary: as a GGUF file's metadata has it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from gguf_files import save_gguf
-from vocabularies import byte_level_metadata, hf_byte_level, hf_sentencepiece, sentencepiece_metadata
+from vocabularies import hf_byte_level, hf_sentencepiece
 
 CONTEXT = 256
 SCRIPT = "count 1 2 3 4 5 6 7 8 9 10; Ď 汉 👩‍🚀 🐋, the quick brown fox jumps over the lazy dog. Once upon a time "
@@ -71,10 +71,10 @@ class Recited:
         return self.continuation(prompt, self.greedy(prompt, n))
 
 
-def reciting_gpt2(folder: Path) -> Recited:
+def reciting_gpt2(folder: Path, vocabulary: dict[str, Any]) -> Recited:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    tokenizer = hf_byte_level(byte_level_metadata())
+    tokenizer = hf_byte_level(vocabulary)
     tokenizer.chat_template = TEMPLATE
     script = (tokenizer.encode(SCRIPT) * 8)[:CONTEXT]
     sizes = {"vocab_size": len(tokenizer), "n_embd": CONTEXT, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT}
@@ -92,10 +92,10 @@ def reciting_gpt2(folder: Path) -> Recited:
     return Recited(folder, model, tokenizer, script)
 
 
-def reciting_llama(folder: Path, context: int = CONTEXT) -> Recited:
+def reciting_llama(folder: Path, vocabulary: dict[str, Any], context: int = CONTEXT) -> Recited:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = hf_sentencepiece(sentencepiece_metadata(), add_bos_token=True)
+    tokenizer = hf_sentencepiece(vocabulary, add_bos_token=True)
     tokenizer.chat_template = TEMPLATE
     hidden, n = 384, len(tokenizer)
     assert n <= hidden
@@ -123,8 +123,7 @@ def reciting_llama(folder: Path, context: int = CONTEXT) -> Recited:
     return Recited(folder, model, tokenizer, chain)
 
 
-def as_gguf(llama: Recited, path: Path) -> Recited:
+def as_gguf(llama: Recited, path: Path, vocabulary: dict[str, Any]) -> Recited:
     """The same model in a file as llama.cpp has it."""
-    metadata = sentencepiece_metadata() | {"tokenizer.chat_template": TEMPLATE}
-    save_gguf(llama.model, path, "F32", tokenizer=metadata)
+    save_gguf(llama.model, path, "F32", tokenizer=vocabulary | {"tokenizer.chat_template": TEMPLATE})
     return Recited(path, llama.model, llama.tokenizer, llama.script)

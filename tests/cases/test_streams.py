@@ -29,9 +29,9 @@ def test_b30_an_invalid_field_of_a_stream(gpt2: Server, path: str, field: dict[s
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[Server]:
+def own(sentencepiece_metadata: dict[str, Any], tmp_path: Path) -> Iterator[Server]:
     """A server whose engine may be killed, and whose texts may be long."""
-    server = Server(reciting_llama(tmp_path / "model", context=4096), *FLOAT32)
+    server = Server(reciting_llama(tmp_path / "model", sentencepiece_metadata, context=4096), *FLOAT32)
     yield server
     server.process.kill()
     server.stop()

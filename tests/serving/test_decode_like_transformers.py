@@ -6,6 +6,7 @@ files; the oracle is transformers' class, given the same vocabulary.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,20 @@ import pytest
 import transformers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from vocabularies import byte_level_metadata, hf_byte_level, hf_sentencepiece, sentencepiece_metadata
 
 from orcaserve.core import FinishReason, SamplingParams
-from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
 from orcaserve.serving.text_stream import TextStream
-from orcaserve.serving.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from vocabularies import hf_byte_level, hf_sentencepiece
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same tokenizer, ours and transformers'. n_ids: of its vocabulary. spelled: ids of single bytes. by_runs: bytes
+    """The same tokenizer, ours and transformers'. n_ids: of its vocabulary. spelled: ids of single bytes. by_runs: those
     in a row are one text, or as many characters that are none."""
 
-    ours: Tokenizer
+    ours: Any
     theirs: Any
     n_ids: int
     spelled: list[int]
@@ -39,21 +40,28 @@ class Pair:
 
 
 @pytest.fixture(scope="module", params=["byte-level GGUF", "byte-level folder", "fallback GGUF", "fallback folder"])
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def pair(
+    request: pytest.FixtureRequest,
+    byte_level: Any,
+    byte_fallback: Any,
+    byte_level_metadata: dict[str, Any],
+    sentencepiece_metadata: dict[str, Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Pair:
     kind, source = request.param.split()
-    metadata = byte_level_metadata() if kind == "byte-level" else sentencepiece_metadata()
-    theirs = hf_byte_level(metadata) if kind == "byte-level" else hf_sentencepiece(metadata, add_bos_token=True)
-    if source == "GGUF":
-        ours = tokenizer_from_metadata(metadata)
+    if kind == "byte-level":
+        ours, theirs = byte_level, hf_byte_level(byte_level_metadata)
     else:
+        ours, theirs = byte_fallback, hf_sentencepiece(sentencepiece_metadata, add_bos_token=True)
+    if source == "folder":
         folder: Path = tmp_path_factory.mktemp("tokenizer")
         theirs.save_pretrained(folder)
-        theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), Tokenizer.from_path(folder)
+        theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), type(ours).from_path(folder)
     spelled = list(range(3, 259))  # both vocabularies have the bytes behind three others
     return Pair(ours, theirs, len(theirs), spelled, kind == "fallback")
 
 
-def streamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> str:
+def streamed(tokenizer: Any, prompt: list[int], output: list[int], skip: bool) -> str:
     """As the endpoint does it, token by token."""
     stream = TextStream(tokenizer, prompt, SamplingParams(skip_special_tokens=skip))
     end = len(output) - 1

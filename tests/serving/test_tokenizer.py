@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 import transformers
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
-from vocabularies import hf_byte_level, hf_sentencepiece
 
 from orcaserve.core import CheckpointError, InvalidRequest, UnsupportedModel
 from orcaserve.serving.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_metadata
 from orcaserve.serving.tokenizer import Tokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from vocabularies import hf_byte_level, hf_sentencepiece
 
 
 def test_b54_byte_level_from_gguf(byte_level: Tokenizer, byte_level_metadata: dict[str, Any], sample_text: str) -> None:
