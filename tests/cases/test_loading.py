@@ -31,13 +31,17 @@ def test_b54_ids_are_those_of_transformers(server: Server, text: str) -> None:
     assert back == server.recited.decode(ids)
 
 
-def test_b53_a_gguf_file_gives_the_text_of_the_safetensors(llama_server: Server, gguf_server: Server) -> None:
+def test_b53_a_gguf_file_gives_the_text_of_the_safetensors(
+    llama_server: Server, gguf_server: Server, within: Any
+) -> None:
     """6 heads over 2: where rows of queries and keys are turned back by the wrong number, every text differs."""
     for seed in range(6):
         fields = {"prompt": "the fox", "max_tokens": 60, "temperature": 1.5, "seed": seed}
         assert gguf_server.both(**fields) == llama_server.both(**fields)
     prompt = llama_server.recited.encode("the fox hi")
     assert gguf_server.both(prompt=prompt, max_tokens=40)[0] == llama_server.recited.greedy_text(prompt, 40)
+    for server in (llama_server, gguf_server):
+        server.check(0, within)
 
 
 def changed(model: Recited, folder: Path, tied: bool | None, head: str) -> Path:
@@ -58,10 +62,12 @@ def changed(model: Recited, folder: Path, tied: bool | None, head: str) -> Path:
     return folder
 
 
-def generated(path: Path) -> subprocess.CompletedProcess[str]:
+def generated(path: Path) -> tuple[int, str, str]:
+    """Exit code, text and what was said beside it, of twelve greedy tokens."""
     command = [sys.executable, "-m", "orcaserve", "generate", "--model", str(path), "--prompt", "the fox", "-t", "1"]
     flags = ["--max-tokens", "12", "--temperature", "0", "--ignore-eos", "--n-slots", "256", *FLOAT32]
-    return subprocess.run([*command, *flags], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, *flags], capture_output=True, timeout=120, check=False)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
 def greedy_of(folder: Path, model: Recited) -> str:
@@ -84,20 +90,20 @@ def test_b50_heads_that_are_tied_or_not(
     if kind == "gpt2" and tied is None and head == "own":
         head = "none"
     folder = changed(model, tmp_path / "changed", tied, head)
-    done = generated(folder)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.rstrip("\n") == greedy_of(folder, model).rstrip("\n")
-    assert "differ" not in done.stderr
+    code, text, said = generated(folder)
+    assert code == 0, said
+    assert text == greedy_of(folder, model)
+    assert "differ" not in said
 
 
 def test_b50_a_tied_model_with_another_head_says_so(llama_model: Recited, tmp_path: Path) -> None:
-    shared = generated(changed(llama_model, tmp_path / "none", True, "none"))
-    other = generated(changed(llama_model, tmp_path / "own", True, "own"))
-    assert other.returncode == 0 and other.stdout == shared.stdout
-    assert "lm_head" in other.stderr
+    _, shared, _ = generated(changed(llama_model, tmp_path / "none", True, "none"))
+    code, text, said = generated(changed(llama_model, tmp_path / "own", True, "own"))
+    assert (code, text) == (0, shared)
+    assert "lm_head" in said
 
 
 @pytest.mark.parametrize("tied", [False, None])
 def test_b50_no_head_at_all_is_refused(tied: bool | None, llama_model: Recited, tmp_path: Path) -> None:
-    done = generated(changed(llama_model, tmp_path / "none", tied, "none"))
-    assert done.returncode == 3 and "lm_head" in done.stderr and "Traceback" not in done.stderr
+    code, text, said = generated(changed(llama_model, tmp_path / "none", tied, "none"))
+    assert (code, text) == (3, "") and "lm_head" in said and "Traceback" not in said

@@ -116,4 +116,4 @@ def test_b30_the_engine_is_lost_before_the_first_byte_and_no_other_comes(own: Se
             result = answer.result()
             assert result.status_code in (500, 503), result.text
             assert result.json()["error"]["type"] == "server_error"
-    assert own.process.wait(60) == 1
+    assert own.process.wait(120) == 1
