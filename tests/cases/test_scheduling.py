@@ -29,7 +29,8 @@ def leave(connection: socket.socket, how: str) -> None:
 
 
 def requested(server: Server, path: str = COMPLETIONS, **fields: Any) -> socket.socket:
-    body = json.dumps(server.body(path, max_tokens=MUCH, **fields)).encode()
+    most = MUCH if path == COMPLETIONS else ...  # of a chat: what is left
+    body = json.dumps(server.body(path, max_tokens=most, **fields)).encode()
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     host, port = server.base.removeprefix("http://").split(":")
     connection = socket.create_connection((host, int(port)), timeout=30)
@@ -38,12 +39,12 @@ def requested(server: Server, path: str = COMPLETIONS, **fields: Any) -> socket.
 
 
 def read_events(connection: socket.socket, n: int) -> None:
-    seen = 0
-    while seen < n:
+    answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 200 "), answer
+    while answer.count(b"data: ") < n:
         part = connection.recv(4096)
-        if not part:
-            return
-        seen += part.count(b"data: ")
+        assert part, answer
+        answer += part
 
 
 def counted(server: Server, reason: str = "") -> float:
