@@ -25,8 +25,11 @@ from vocabularies import hf_byte_level, hf_sentencepiece
 
 @dataclass(frozen=True)
 class Pair:
-    """The same tokenizer, ours and transformers'. n_ids: of its vocabulary. spelled: ids of single bytes. by_runs: those
-    in a row are one text, or as many characters that are none."""
+    """The same tokenizer, ours and transformers'.
+
+    n_ids: of its vocabulary. spelled: ids of single bytes. by_runs: those in a row are one text, or as many characters
+    that are none.
+    """
 
     ours: Any
     theirs: Any
