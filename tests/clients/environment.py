@@ -39,10 +39,13 @@ class Environment(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PythonEnvironment:
-    """A virtual environment with the newest releases that fit together. requirements: none for one that was given."""
+    """A virtual environment with the newest releases that fit together.
+
+    module: what a program imports of the client. requirements: none for an environment that was given.
+    """
 
     folder: Path
-    package: str
+    module: str
     requirements: tuple[str, ...]
 
     def install(self, upgrade: bool) -> None:
@@ -59,7 +62,7 @@ class PythonEnvironment:
         return self.folder / "bin" / "python"
 
     def version(self) -> str:
-        code = f"from importlib.metadata import version; print(version({self.package!r}))"
+        code = f"from importlib.metadata import packages_distributions as p, version; print(version(p()[{self.module!r}][0]))"
         return _run([str(self.python), "-c", code]).strip()
 
     def command(self, script: Path) -> list[str]:
@@ -75,7 +78,7 @@ class NodeEnvironment:
     """A folder with node_modules."""
 
     folder: Path
-    package: str
+    module: str
     requirements: tuple[str, ...]
 
     def install(self, upgrade: bool) -> None:
@@ -90,7 +93,7 @@ class NodeEnvironment:
         (self.folder / STAMP).write_text("\n".join(self.requirements))
 
     def version(self) -> str:
-        return str(json.loads((self.folder / "node_modules" / self.package / "package.json").read_text())["version"])
+        return str(json.loads((self.folder / "node_modules" / self.module / "package.json").read_text())["version"])
 
     def command(self, script: Path) -> list[str]:
         """Node looks for packages from where the program lies."""
