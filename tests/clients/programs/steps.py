@@ -1,4 +1,5 @@
-"""Steps of a program that speaks with a server through a client: one line of JSON for each, whatever becomes of the others.
+"""Steps of a program that speaks with a server through a client: one line of JSON for each, whatever becomes of the others,
+and a last one with their number.
 
 Standard library only: programs run in the clients' own environments.
 """
@@ -29,6 +30,7 @@ def run(steps: Sequence[Step]) -> int:
             traceback.print_exc()
             failed += 1
         print(json.dumps({"step": (step.__doc__ or step.__name__).strip(), "error": error}), flush=True)
+    print(json.dumps({"steps": len(steps)}))
     return failed
 
 
@@ -54,7 +56,10 @@ async def _finished(awaitable: Awaitable[None]) -> None:
 
 
 def _reason(problem: Exception) -> str:
-    text = str(problem)
+    try:
+        text = str(problem)
+    except Exception as error:  # some clients' exceptions cannot be written when an answer is not as they expect
+        text = f"cannot be written: {error}"
     if not text:  # a plain assert: its source says what did not hold
         frames = traceback.extract_tb(problem.__traceback__)
         text = next((frame.line or "" for frame in reversed(frames) if frame.filename == sys.argv[0]), "")
