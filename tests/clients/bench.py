@@ -6,12 +6,13 @@ import os
 import shlex
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from environment import Environment
 
+REPOSITORY = Path(__file__).parents[2]
 SHOWN_ADDRESS = "127.0.0.1:8000"  # what stands for the server's in commands that people read
 SECONDS = 900.0  # a command's, unless said otherwise
 
@@ -53,23 +54,32 @@ class Bench:
     def address(self) -> str:
         return self.base.removeprefix("http://")
 
-    def call(self, *command: str, seconds: float = SECONDS) -> Finished:
-        """Run a command of the client's environment in the work folder; what it said is kept there."""
-        self.commands.append(shlex.join(command).replace(self.address, SHOWN_ADDRESS))
-        return self._run(list(command), seconds)
+    def call(
+        self,
+        *command: str,
+        through: Path | None = None,
+        variables: Mapping[str, str] | None = None,
+        seconds: float = SECONDS,
+    ) -> Finished:
+        """Run a command of the client's environment in the work folder; what it said is kept there.
+
+        through: a program of ours that is run in place of the command's first word. variables: of the environment.
+        """
+        said = [*(f"{name}={value}" for name, value in (variables or {}).items()), shlex.join(command)]
+        self.commands.append(" ".join(said).replace(self.address, SHOWN_ADDRESS).replace(f"{REPOSITORY}/", ""))
+        started = [*self.environment.command(through), *command[1:]] if through else command
+        return self._run(started, variables or {}, seconds)
 
     def program(self, script: Path, *arguments: str, seconds: float = SECONDS) -> Finished:
         """Run a program of ours with the client's interpreter."""
-        told = [script.name, *arguments]
-        self.commands.append(shlex.join(told).replace(self.address, SHOWN_ADDRESS))
-        return self._run([*self.environment.command(script), *arguments], seconds)
+        return self.call(script.name, *arguments, through=script, seconds=seconds)
 
-    def _run(self, command: Sequence[str], seconds: float) -> Finished:
+    def _run(self, command: Sequence[str], variables: Mapping[str, str], seconds: float) -> Finished:
         name = f"{len(self.commands)}-{Path(command[0]).name}"
         out, err = self.work / f"{name}.out", self.work / f"{name}.err"
         with out.open("w") as stdout, err.open("w") as stderr:
             process = subprocess.Popen(
-                command, cwd=self.work, env=dict(self.environment.variables()), stdin=subprocess.DEVNULL,
+                command, cwd=self.work, env={**self.environment.variables(), **variables}, stdin=subprocess.DEVNULL,
                 stdout=stdout, stderr=stderr, start_new_session=True,
             )  # fmt: skip
             code: int | None

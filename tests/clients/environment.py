@@ -15,7 +15,7 @@ from typing import Protocol
 CONSTRAINTS = Path(__file__).with_name("constraints.txt")
 INSTALL_SECONDS = 3600
 STAMP = "requirements"  # a file with what was installed: written last, so that half an environment is none
-# What would lead a client to other packages than its own environment's, or to a hub
+# What would lead a client to other packages than its own environment's
 OURS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
@@ -54,7 +54,8 @@ class PythonEnvironment:
     def install(self, upgrade: bool) -> None:
         if not self.requirements or _is_installed(self.folder, self.requirements, upgrade):
             return
-        if not self.python.exists():
+        if not (upgrade and self.python.exists()):
+            shutil.rmtree(self.folder, ignore_errors=True)  # half of one, or of other requirements
             _run([_find_python(self.least), "-m", "venv", str(self.folder)])
         pip = [str(self.python), "-m", "pip"]
         install = [*pip, "install", "--quiet", "--constraint", str(CONSTRAINTS), *(["--upgrade"] if upgrade else [])]
@@ -79,7 +80,7 @@ class PythonEnvironment:
 
     def variables(self) -> Mapping[str, str]:
         kept = {name: value for name, value in os.environ.items() if name not in OURS}
-        return {**kept, "PATH": f"{self.folder / 'bin'}:{kept['PATH']}", "HF_HUB_OFFLINE": "1"}
+        return {**kept, "PATH": f"{self.folder / 'bin'}:{kept['PATH']}"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench import Bench
 from outcome import Step
+from spoken import PROGRAMS
 
 N_EXAMPLES = 2000
 PER_OPERATION = 500
@@ -23,7 +24,7 @@ def schemathesis(bench: Bench) -> list[Step]:
         "schemathesis", "run", f"{bench.base}/openapi.json", "--max-examples", str(PER_OPERATION),
         "--checks", ",".join(CHECKS), "--continue-on-failure", "--request-timeout", "60", "--seed", "1",
         "--generation-database", "none", "--report", "ndjson", "--report-ndjson-path", "events.ndjson",
-        seconds=3000,
+        variables={"SCHEMATHESIS_HOOKS": str(PROGRAMS / "schemathesis_hooks.py"), "MODEL": bench.model}, seconds=3000,
     )  # fmt: skip
     statuses = _statuses(bench.work / "events.ndjson")
     n = sum(statuses.values())

@@ -10,6 +10,7 @@ from typing import Any
 
 from bench import Bench, Finished
 from outcome import Step
+from spoken import PROGRAMS
 
 N_REQUESTS = 8
 
@@ -19,7 +20,7 @@ def vllm_bench(bench: Bench) -> list[Step]:
     finished = bench.call(
         "vllm", "bench", "serve", "--backend", "openai", "--base-url", bench.base, "--endpoint", "/v1/completions",
         "--model", bench.model, "--dataset-name", "random", "--num-prompts", str(N_REQUESTS), "--request-rate", "2",
-        "--ignore-eos",
+        "--ignore-eos", through=PROGRAMS / "vllm_command.py",
     )  # fmt: skip
     what = f"{N_REQUESTS} random prompts of 1,024 tokens, 128 tokens each"
     said = {
@@ -34,9 +35,9 @@ def vllm_bench(bench: Bench) -> list[Step]:
 
 
 def guidellm_run(bench: Bench) -> list[Step]:
-    """A sweep: one at a time, all at once, and rates between; four strategies of a few requests."""
+    """A sweep: one at a time, all at once, and rates between."""
     finished = bench.call(
-        "guidellm", "run", "--backend", f"kind=openai_http,target={bench.base}", "--profile", "kind=sweep,sweep_size=4",
+        "guidellm", "run", "--backend", f"kind=openai_http,target={bench.base}", "--profile", "kind=sweep",
         "--data", "kind=synthetic_text,prompt_tokens=256,output_tokens=128",
         "--constraint", f"kind=max_requests,count={N_REQUESTS}", "--output", "kind=json,path=guidellm.json",
     )  # fmt: skip
@@ -58,6 +59,7 @@ def aiperf_profile(bench: Bench) -> list[Step]:
 def inference_perf(bench: Bench) -> list[Step]:
     finished = bench.call(
         "inference-perf", "--server.type", "vllm", "--server.base_url", bench.base, "--data.type", "random",
+        "--load.type", "constant", "--load.stages", '[{"rate": 1, "duration": 8}]', "--api.streaming", "true",
     )  # fmt: skip
     return [_judged("random data", finished, {}, {})]
 

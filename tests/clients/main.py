@@ -6,6 +6,7 @@ import argparse
 import datetime
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if unknown := [name for name in args.names if name not in NAMES]:
         parser.error(f"no such client: {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers and tools end with this, as they do with Ctrl-C
     options = Options(args.home.resolve(), args.model, args.vllm and args.vllm.resolve(), args.upgrade)
     outcomes = []
     for client in CLIENTS:
