@@ -56,7 +56,7 @@ CLIENTS = (
     Client("inference-perf", "inference-perf", "inference_perf", ("inference-perf",), inference_perf, TOKENIZER,
            least=(3, 12)),
     Client("lm-eval", "lm-evaluation-harness", "lm_eval", ("lm_eval[api,hf]", "torch"), lm_eval,
-           "a checkpoint in a folder named as the model: it counts the tokens, and is what transformers runs in process",
+           "the checkpoint in a folder named as the model, whose tokenizer it asks; transformers runs it in process",
            checkpoint=make_checkpoint, flags=EXACT),
     Client("schemathesis", "Schemathesis", "schemathesis", ("schemathesis",), schemathesis,
            checkpoint=make_checkpoint, flags=("--max-model-len", "128")),

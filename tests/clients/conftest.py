@@ -1,4 +1,4 @@
-"""What scripts/clients is made of, imported by name. What it runs is not run here: clients are installed by it alone."""
+"""What scripts/clients is made of, imported by name. Clients are installed and run by it alone, not by these tests."""
 
 from __future__ import annotations
 

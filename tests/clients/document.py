@@ -11,12 +11,12 @@ from outcome import Outcome
 CLIENTS_MD = Path(__file__).parents[2] / "docs" / "clients.md"
 BEGIN = """# Clients
 
-Real clients, load tools and evaluation harnesses, run against `orcaserve serve` as they are, with no configuration beyond
-address and model. `scripts/clients` installs each in an environment of its own, runs it and checks what came back;
-`scripts/clients --write-docs` has written this page. What is said of a version holds for that version.
+Real clients, load tools and evaluation harnesses, run against `orcaserve serve` as they are, with no configuration
+beyond address and model. `scripts/clients` installs each in an environment of its own, runs it and checks what came
+back; `scripts/clients --write-docs` has written this page. What is said of a version holds for that version.
 
-Each client gets a server of its own, which is looked at when it has left: healthy, a known text unchanged, no slot held, an
-orderly end. The model is the default one unless a section says otherwise. Programs lie in `tests/clients/programs`.
+Each client gets a server of its own, which is looked at when it has left: healthy, a known text unchanged, no slot
+held, an orderly end. The model is the default one unless a section says otherwise. Programs lie in `tests/clients/programs`.
 
 """
 
@@ -42,5 +42,7 @@ def _section(client: Client, outcome: Outcome) -> str:
     commands = "".join(f"{command}\n" for command in outcome.commands)
     called = f"```sh\n{commands}```\n\n" if commands else ""
     installed = " ".join(client.requirements)
-    flags = f" Served with `{' '.join(client.flags)}`, a small random model." if client.checkpoint else ""
-    return f"\n## {client.title}\n\nInstalled from `{installed}`. Needed beside address and model: {client.needs}.{flags}\n\n{called}{steps}"
+    told = f"Installed from `{installed}`. Needed beside address and model: {client.needs}."
+    if client.checkpoint:
+        told += f" Served: a small model with random weights, with `{' '.join(client.flags)}`."
+    return f"\n## {client.title}\n\n{told}\n\n{called}{steps}"

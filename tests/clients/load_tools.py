@@ -23,9 +23,7 @@ def vllm_bench(bench: Bench) -> list[Step]:
         "--ignore-eos", through=PROGRAMS / "vllm_command.py",
     )  # fmt: skip
     what = f"{N_REQUESTS} random prompts of 1,024 tokens, 128 tokens each"
-    said = {
-        name.strip(): value for name, value in re.findall(r"^([A-Z][^:\n]*):\s+([\d.]+)\s*$", finished.out, re.MULTILINE)
-    }
+    said = dict(re.findall(r"^([A-Z][^:\n]*):\s+([\d.]+)\s*$", finished.out, re.MULTILINE))
     wanted = {
         "Successful requests": N_REQUESTS,
         "Total input tokens": N_REQUESTS * 1024,
@@ -42,18 +40,26 @@ def guidellm_run(bench: Bench) -> list[Step]:
         "--constraint", f"kind=max_requests,count={N_REQUESTS}", "--output", "kind=json,path=guidellm.json",
     )  # fmt: skip
     what = f"a sweep of 4 strategies, {N_REQUESTS} requests of 256 + 128 tokens each"
-    report = _read(bench.work / "guidellm.json")
-    said: dict[str, Any] = {"benchmarks": len((report or {}).get("benchmarks", []))}
+    report = _find(bench.work, "guidellm.json")
+    said: dict[str, Any] = {"benchmarks": len(report.get("benchmarks", []))}
     return [_judged(what, finished, said, {"benchmarks": 4})]
 
 
 def aiperf_profile(bench: Bench) -> list[Step]:
+    """Ten chats, as many as it makes of 4 at a time, and the server's metrics beside them."""
     finished = bench.call(
         "aiperf", "profile", "--model", bench.model, "--url", bench.address, "--endpoint-type", "chat", "--streaming",
         "--concurrency", "4",
     )  # fmt: skip
-    (report,) = [*bench.work.glob("artifacts/**/profile_export_aiperf.json"), Path("none")][:1]
-    return [_judged("chat, streamed, 4 at a time", finished, _read(report) or {}, {})]
+    report = _find(bench.work / "artifacts", "profile_export_aiperf.json")
+    errors = report.get("error_request_count") or {"avg": 0}
+    said = {"requests": report.get("request_count", {}).get("avg"), "errors": errors["avg"]}
+    metrics = _find(bench.work / "artifacts", "server_metrics_export.json").get("metrics", {})
+    read = {name: int(name in metrics) for name in ("vllm:num_requests_running", "vllm:time_to_first_token_seconds")}
+    return [
+        _judged("10 chats of 550 tokens, streamed, 4 at a time", finished, said, {"requests": 10, "errors": 0}),
+        _judged("reads the server's metrics", finished, read, dict.fromkeys(read, 1)),
+    ]
 
 
 def inference_perf(bench: Bench) -> list[Step]:
@@ -77,8 +83,9 @@ def _differences(said: dict[str, Any], wanted: dict[str, Any]) -> Iterator[str]:
             yield f"{name} {found}, expected {value}"
 
 
-def _read(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
-        return None
-    report: dict[str, Any] = json.loads(file.read_text())
-    return report
+def _find(folder: Path, pattern: str) -> dict[str, Any]:
+    """The first report of this name; empty if there is none."""
+    for file in sorted(folder.rglob(pattern)):
+        report: dict[str, Any] = json.loads(file.read_text())
+        return report
+    return {}

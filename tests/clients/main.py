@@ -39,14 +39,14 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/clients",
-        description="Run real clients against `orcaserve serve`, each installed in an environment of its own, and print "
-        "what passed. Exit code 1 if anything failed.",
+        description="Run real clients against `orcaserve serve`, each installed in an environment of its own, and "
+        "print what passed. Exit code 1 if anything failed.",
     )
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "orcaserve" / "clients"
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of {', '.join(NAMES)}")
     parser.add_argument("--home", type=Path, default=cache, help="where environments are kept (default: %(default)s)")
     parser.add_argument("--model", help="serve this model to the clients that bring none; default: the server's")
-    parser.add_argument("--vllm", type=Path, metavar="FOLDER", help="a virtual environment with vLLM, to be left as it is")
+    parser.add_argument("--vllm", type=Path, metavar="FOLDER", help="an environment with vLLM, which is left as it is")
     parser.add_argument("--upgrade", action="store_true", help="install newer releases where there are any")
     parser.add_argument("--write-docs", action="store_true", help="write docs/clients.md from every client's last run")
     args = parser.parse_args(arguments)
@@ -118,7 +118,8 @@ def _serving(model: Path, name: str, flags: Sequence[str], steps: list[Step]) ->
         *([f"exit code {code}"] if code else []),
         *(["a traceback in its log"] if any("Traceback" in line for line in serve.log) else []),
     ]
-    steps.append(Step("the server afterwards: healthy, a known text unchanged, no slot held", "; ".join(problems) or None))
+    what = "the server afterwards: healthy, a known text unchanged, no slot held"
+    steps.append(Step(what, "; ".join(problems) or None))
 
 
 def _print(rows: Sequence[tuple[str, str, str, str]]) -> None:

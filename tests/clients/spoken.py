@@ -19,8 +19,9 @@ def spoken(script: str) -> Callable[[Bench], list[Step]]:
         finished = bench.program(PROGRAMS / script, bench.base, bench.model)
         said = [json.loads(line) for line in finished.out.splitlines() if line.startswith('{"step')]
         steps = [Step(line["step"], line["error"]) for line in said if "step" in line]
-        if {"steps": len(steps)} not in said:
-            steps.append(Step("the program ends", finished.problem or "it left steps out"))
+        failed = any(step.error for step in steps)
+        if {"steps": len(steps)} not in said or finished.code is None or (finished.code != 0) != failed:
+            steps.append(Step("the program ends", finished.problem or "it left steps out, or its exit code does not tell of them"))
         return steps
 
     return run

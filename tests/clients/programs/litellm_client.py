@@ -66,7 +66,8 @@ def text_completion() -> None:
     """text_completion: whole, streamed, logprobs"""
     fields: Any = {**TEXT, "prompt": "The sea is", "max_tokens": 12, "temperature": 0}
     whole = litellm.text_completion(**fields)
-    same("".join(c.choices[0].text or "" for c in litellm.text_completion(**fields, stream=True)), whole.choices[0].text)
+    chunks = litellm.text_completion(**fields, stream=True)
+    same("".join(chunk.choices[0].text or "" for chunk in chunks), whole.choices[0].text)
     same(len(litellm.text_completion(**fields, logprobs=1).choices[0].logprobs.tokens), 12)
 
 

@@ -1,5 +1,5 @@
-"""Gives three of four of Schemathesis' requests the served model's name, MODEL: with any other, all that the rest of the
-request says is never looked at."""
+"""Gives three of four of Schemathesis' requests the served model's name, MODEL: with any other, nothing else that the
+request says is looked at."""
 
 from __future__ import annotations
 

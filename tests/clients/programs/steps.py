@@ -1,5 +1,5 @@
-"""Steps of a program that speaks with a server through a client: one line of JSON for each, whatever becomes of the others,
-and a last one with their number.
+"""Steps of a program that speaks with a server through a client: one line of JSON for each, whatever becomes of the
+others, and a last one with their number.
 
 Standard library only: programs run in the clients' own environments.
 """

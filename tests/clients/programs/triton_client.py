@@ -61,9 +61,10 @@ def generate() -> None:
     asked = {"model": model, "prompt": PROMPT, "max_tokens": 12, "temperature": 0}
     completed = json.loads(_post("/v1/completions", asked))["choices"][0]["text"]
     same(_generated(), completed)
-    body = {"text_input": PROMPT, "parameters": {"max_tokens": 12, "temperature": 0, "stream": True}}
-    events = [line[5:] for line in _post(f"/v2/models/{model}/generate_stream", body).splitlines() if line[:5] == "data:"]
-    same("".join(json.loads(event)["text_output"] for event in events), completed)
+    body = {"text_input": PROMPT, "parameters": {"max_tokens": 12, "temperature": 0}}
+    lines = _post(f"/v2/models/{model}/generate_stream", body).splitlines()
+    events = [json.loads(line.removeprefix("data:")) for line in lines if line.startswith("data:")]
+    same("".join(event["text_output"] for event in events), completed)
 
 
 def _generated() -> str:

@@ -1,5 +1,5 @@
-"""vLLM's own command, for builds whose package is not called vllm: the command asks for the version of a package of that
-name before it does anything, and ends if there is none."""
+"""vLLM's own command, for builds whose package is not called vllm: it asks for the version of a package of that name
+before it does anything, and ends if there is none."""
 
 from __future__ import annotations
 
