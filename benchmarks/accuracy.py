@@ -21,7 +21,7 @@ from accuracy_subject import Subject, load_subject
 from report import Line, add_line_argument, heading, mark, table, write, write_lines
 
 from orcaserve.checkpoint.locate import locate_model
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 TEXTS = Path(__file__).parent / "texts"
 REFERENCE = "float32/float32"

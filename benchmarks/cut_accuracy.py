@@ -21,7 +21,7 @@ from cut_subject import load_cut_subject
 from report import heading, table, write
 
 from orcaserve.checkpoint.locate import locate_model
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 TEXTS = Path(__file__).parent / "texts"
 WINDOW = 512

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 from orcaserve.version import __version__
 
 if TYPE_CHECKING:
-    from orcaserve.core import SamplingParams
+    from orcaserve.core import Grammar, SamplingParams
     from orcaserve.llm import LLM, Completion
 
-__all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Completion", "Grammar", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "SamplingParams":
-        from orcaserve.core import SamplingParams
+    if name in ("Grammar", "SamplingParams"):
+        from orcaserve import core
 
-        return SamplingParams
+        return getattr(core, name)
     if name in ("LLM", "Completion"):
         from orcaserve import llm
 

@@ -316,9 +316,16 @@ class EngineConfig:
         )
 
 
+TOOL_CALL_PARSERS = ("hermes", "json_list", "llama3_json", "mistral", "pythonic")
+
+
 @dataclass(frozen=True, slots=True)
 class ServingConfig:
-    """Everything the endpoint process needs beside the engine's facts."""
+    """Everything the endpoint process needs beside the engine's facts.
+
+    tool_call_parser: the format in which the model writes calls of tools; None: what its chat template says.
+    trust_request_chat_template: requests may bring chat templates, which are programs.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -331,8 +338,12 @@ class ServingConfig:
     start_timeout: float = 600.0
     engine_timeout: float = 10.0  # s without a word from the engine, which is then taken for hung and replaced
     log_level: str = "info"
+    tool_call_parser: str | None = None
+    trust_request_chat_template: bool = False
 
     def __post_init__(self) -> None:
+        if self.tool_call_parser is not None:
+            _check_choice("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", "must be from 0 to 65535")
         if not MIN_ENGINE_TIMEOUT <= self.engine_timeout <= MAX_ENGINE_TIMEOUT:

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from tqdm import tqdm
 
@@ -33,14 +33,30 @@ from orcaserve.config import (
     Quantization,
     SchedulerConfig,
 )
-from orcaserve.core import EngineError, InvalidRequest, IterationReport, Progress, Request, SamplingParams, fan_out
+from orcaserve.core import (
+    EngineError,
+    Grammar,
+    InvalidRequest,
+    IterationReport,
+    Logprobs,
+    Progress,
+    Request,
+    SamplingParams,
+    TokenLogprobs,
+    fan_out,
+)
 from orcaserve.engine.host import EngineHost
 from orcaserve.serving.chat_template import ChatTemplate
+from orcaserve.serving.conversation import ChatEncoder, read_conversation
 from orcaserve.serving.text_stream import TextStream
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from orcaserve.text.compiler import Compiler
 
 Prompt = str | Sequence[int]
 CHAT_PARAMS = SamplingParams(max_tokens=512)
+MAX_COMPILED = 256  # grammars that are known to be good
 
 
 @dataclass(slots=True)
@@ -48,6 +64,7 @@ class Completion:
     """One choice for a prompt: its text, the ids it was made of, and why it ended (`stop`, `length` or `error`).
 
     error: what went wrong with this request alone, for finish_reason `error`.
+    logprobs: of each of token_ids, if params.logprobs asked for them.
     """
 
     index: int
@@ -55,15 +72,21 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 @dataclass(slots=True)
 class Generation:
-    """What became of one prompt: `params.n` completions."""
+    """What became of one prompt: `params.n` completions.
+
+    prompt_logprobs: of each of prompt_token_ids, None of the first, if params.prompt_logprobs asked for them. With
+    max_tokens 0 that is all there is.
+    """
 
     prompt: str | None
     prompt_token_ids: list[int]
     completions: list[Completion]
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(slots=True)
@@ -73,6 +96,7 @@ class _Choice:
     request: Request
     text: TextStream
     completion: Completion
+    generation: Generation | None = None  # where to enter what is told of the prompt
 
     def take(self, news: Progress) -> str:
         """Enter news into the completion; returns the new text."""
@@ -80,10 +104,18 @@ class _Choice:
         self.completion.text += delta
         if news.token is not None:
             self.completion.token_ids.append(news.token)
+        if news.logprobs is not None:
+            self._note(news.logprobs)
         if self.text.finish_reason is not None:
             self.completion.finish_reason = self.text.finish_reason.value
             self.completion.error = news.error
         return delta
+
+    def _note(self, logprobs: Logprobs) -> None:
+        if logprobs.token is not None and self.completion.logprobs is not None:
+            self.completion.logprobs.append(logprobs.token)
+        if self.generation is not None and logprobs.prompt:
+            self.generation.prompt_logprobs = [None, *logprobs.prompt]
 
 
 class LLM:
@@ -144,6 +176,8 @@ class LLM:
         self.facts = self._host.facts
         self._ids = count(1)
         self._free = threading.Lock()
+        self._compiler: Compiler | None = None  # once there is a grammar
+        self._compiled: set[Grammar] = set()
 
     def generate(
         self,
@@ -168,7 +202,10 @@ class LLM:
             its_choices = self._choices(ids, its_params)
             choices += its_choices
             text = prompt if isinstance(prompt, str) else None
-            results.append(Generation(text, ids, [choice.completion for choice in its_choices]))
+            result = Generation(text, ids, [choice.completion for choice in its_choices])
+            if its_params.prompt_logprobs is not None:
+                result.prompt_logprobs, its_choices[0].generation = [None], result
+            results.append(result)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with tqdm(total=len(choices), disable=hidden, unit="request", file=sys.stderr) as bar:
             for tokens, (choice, _) in enumerate(self._run(choices), 1):
@@ -207,17 +244,35 @@ class LLM:
         if self.tokenizer.chat_template is None:
             raise InvalidRequest("messages", "this model has no chat template")
         template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer.special_tokens)
-        return self.tokenizer.encode_chat(template.render(messages))
+        conversation = read_conversation({"messages": list(map(dict, messages))})
+        return ChatEncoder(template, self.tokenizer).encode(conversation, self.facts.longest_request)
 
     def _choices(self, ids: list[int], params: SamplingParams) -> list[_Choice]:
         """params.n requests over the same prompt. Raises InvalidRequest if they cannot be served."""
         if not ids and self.tokenizer.bos_id is not None:
             ids.append(self.tokenizer.bos_id)
         requests = fan_out(self._ids, ids, params, self.facts)
+        if params.grammar is not None and params.grammar not in self._compiled:
+            self._check_grammar(params.grammar)
         return [
-            _Choice(request, TextStream(self.tokenizer, ids, params), Completion(index))
+            _Choice(
+                request,
+                TextStream(self.tokenizer, ids, params),
+                Completion(index, logprobs=None if params.logprobs is None else []),
+            )
             for index, request in enumerate(requests)
         ]
+
+    def _check_grammar(self, grammar: Grammar) -> None:
+        """Raises InvalidRequest if it cannot be compiled."""
+        if self._compiler is None:
+            from orcaserve.text.compiler import Compiler  # late: most have no grammar
+
+            self._compiler = Compiler(self.tokenizer.vocabulary(self.facts.vocab_size, self.facts.eos_ids))
+        self._compiler.compile(grammar)
+        if len(self._compiled) == MAX_COMPILED:
+            self._compiled.clear()
+        self._compiled.add(grammar)
 
     def _one_choice(self, ids: list[int], params: SamplingParams) -> _Choice:
         if params.n != 1:

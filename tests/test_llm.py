@@ -128,6 +128,31 @@ def test_what_cannot_be_served_is_refused_before_anything_runs(
     assert llm.generate("The capital of France is", GREEDY)[0].completions[0].text
 
 
+def test_log_probabilities(llm: LLM) -> None:
+    """Of output and prompt; a prompt that is only read is told what one is that goes on."""
+    params = SamplingParams(max_tokens=4, temperature=0, logprobs=2, prompt_logprobs=1)
+    prompts = ["The capital of France is", "1, 2, 3, 4,"]
+    for result in llm.generate(prompts, params):
+        (completion,) = result.completions
+        assert completion.logprobs is not None and result.prompt_logprobs is not None
+        assert len(completion.logprobs) == len(completion.token_ids)
+        for token, told in zip(completion.token_ids, completion.logprobs, strict=True):
+            assert told.rank == 1 and told.top_ids[0] == token and told.top_logprobs[0] == told.logprob <= 0
+        assert len(result.prompt_logprobs) == len(result.prompt_token_ids) and result.prompt_logprobs[0] is None
+        read = llm.generate(result.prompt_token_ids, SamplingParams(max_tokens=0, prompt_logprobs=1))[0]
+        assert read.prompt_logprobs == result.prompt_logprobs
+        assert (read.completions[0].token_ids, read.completions[0].finish_reason) == ([], "length")
+        # What was generated is as likely where it stands in a prompt.
+        longer = llm.generate(
+            result.prompt_token_ids + completion.token_ids, SamplingParams(max_tokens=0, prompt_logprobs=2)
+        )[0]
+        assert longer.prompt_logprobs is not None
+        pairs = zip(longer.prompt_logprobs[-len(completion.token_ids) :], completion.logprobs, strict=True)
+        assert all(own is not None and own.logprob == pytest.approx(told.logprob, abs=0.05) for own, told in pairs)
+    plain = llm.generate(prompts[0], GREEDY)[0]
+    assert plain.prompt_logprobs is None and plain.completions[0].logprobs is None
+
+
 def test_progress_goes_to_standard_error(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:
     llm.generate(["a", "b"], GREEDY, progress=True)
     out, err = capfd.readouterr()

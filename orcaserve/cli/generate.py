@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
+from orcaserve.cli.grammar_options import add_grammar_arguments, grammar_of
 from orcaserve.cli.options import (
     add_model_arguments,
     add_sampling_arguments,
@@ -20,10 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, positional=False)
     parser.add_argument("--prompt", required=True, help="the text to continue; - reads it from standard input")
     add_sampling_arguments(parser, max_tokens=128)
+    add_grammar_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args)
+    params = replace(sampling_params(args), grammar=grammar_of(args))
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     config = engine_config(args)
     print_notes()

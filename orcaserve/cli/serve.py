@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orcaserve.cli.node_options import add_node_arguments
 from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config
-from orcaserve.config import ServingConfig
+from orcaserve.config import TOOL_CALL_PARSERS, ServingConfig
 from orcaserve.core.errors import ConfigError
 
 
@@ -31,6 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         default=os.environ.get("ORCASERVE_API_KEY"),
         help="clients must send it as a bearer token; better given as ORCASERVE_API_KEY, which `ps` does not show",
+    )
+    group = parser.add_argument_group("chat")
+    group.add_argument(
+        "--tool-call-parser",
+        choices=("auto", *TOOL_CALL_PARSERS),
+        default="auto",
+        help="how the model writes calls of tools; auto: as its chat template says (default: %(default)s)",
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="requests may bring a chat_template of their own, which is a program; it runs in the same sandbox as the "
+        "model's",
     )
     group = parser.add_argument_group(
         "replicas",
@@ -84,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         api_key=args.api_key,
         engine_timeout=args.engine_timeout,
         log_level=args.log_level,
+        tool_call_parser=None if args.tool_call_parser == "auto" else args.tool_call_parser,
+        trust_request_chat_template=args.trust_request_chat_template,
     )
     if args.node_rank:
         from orcaserve.cli.worker import JOIN_TIMEOUT, run_node

@@ -6,13 +6,16 @@ for a Submit that is wrong by itself. What depends on the loaded model (vocabula
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from orcaserve.control_plane import engine_pb2 as wire
+from orcaserve.control_plane.logprobs_codec import decode_logprobs, encode_logprobs, size_of
 from orcaserve.core import (
     EngineFacts,
     EngineStatus,
     FinishReason,
+    Grammar,
+    GrammarKind,
     InvalidRequest,
     IterationReport,
     Progress,
@@ -33,6 +36,12 @@ _TO_WIRE: dict[FinishReason, wire.FinishReason] = {
     FinishReason.ERROR: wire.FINISH_REASON_ERROR,
 }
 _FROM_WIRE: dict[int, FinishReason] = {number: reason for reason, number in _TO_WIRE.items()}
+_KIND_TO_WIRE: dict[GrammarKind, wire.GrammarKind] = {
+    GrammarKind.JSON_SCHEMA: wire.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: wire.GRAMMAR_KIND_REGEX,
+    GrammarKind.LARK: wire.GRAMMAR_KIND_LARK,
+}
+_KIND_FROM_WIRE: dict[int, GrammarKind] = {number: kind for kind, number in _KIND_TO_WIRE.items()}
 
 
 def encode_submit(request: Request) -> wire.Submit:
@@ -88,6 +97,10 @@ def encode_sampling(params: SamplingParams) -> wire.Sampling:
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
         logit_bias=params.logit_bias,
+        logprobs=params.logprobs,
+        prompt_logprobs=params.prompt_logprobs,
+        grammar=None if params.grammar is None else _encode_grammar(params.grammar),
+        ignore_eos=params.ignore_eos and params.grammar is not None,
     )
 
 
@@ -104,7 +117,22 @@ def decode_sampling(sampling: wire.Sampling) -> SamplingParams:
         frequency_penalty=sampling.frequency_penalty,
         repetition_penalty=sampling.repetition_penalty,
         logit_bias=dict(sampling.logit_bias),
+        logprobs=sampling.logprobs if sampling.HasField("logprobs") else None,
+        prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
+        grammar=_decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
+        ignore_eos=sampling.ignore_eos,
     )
+
+
+def _encode_grammar(grammar: Grammar) -> wire.Grammar:
+    return wire.Grammar(kind=_KIND_TO_WIRE[grammar.kind], text=grammar.text)
+
+
+def _decode_grammar(grammar: wire.Grammar) -> Grammar:
+    kind = _KIND_FROM_WIRE.get(grammar.kind)
+    if kind is None:
+        raise InvalidRequest("grammar", "the kind of the grammar is unknown")
+    return Grammar(kind, grammar.text)
 
 
 def encode_report(report: IterationReport) -> wire.FromEngine:
@@ -119,7 +147,27 @@ def encode_report(report: IterationReport) -> wire.FromEngine:
             columns.finish_reasons.append(_TO_WIRE[progress.finish_reason])
             if progress.error is not None:
                 columns.errors[row] = progress.error
+    if report.describes:
+        for row, progress in enumerate(report.progress):
+            if progress.logprobs is not None:
+                encode_logprobs(progress.logprobs, columns.logprobs[row])
     return message
+
+
+def encode_reports(report: IterationReport) -> Iterator[wire.FromEngine]:
+    """As encode_report, in several messages if its log-probabilities are too much for one."""
+    if not report.describes:
+        yield encode_report(report)
+        return
+    begin = size = 0
+    for row, progress in enumerate(report.progress):
+        own = 0 if progress.logprobs is None else size_of(progress.logprobs)
+        if row > begin and size + own > MAX_TURN_BYTES:
+            yield encode_report(IterationReport(report.progress[begin:row], report.status, True))
+            begin = row
+            size = 0
+        size += own
+    yield encode_report(IterationReport(report.progress[begin:], report.status, True))
 
 
 def decode_progress(report: wire.IterationReport) -> list[Progress]:
@@ -135,6 +183,10 @@ def decode_progress(report: wire.IterationReport) -> list[Progress]:
         error = errors[row] if row in errors else None  # noqa: SIM401  (reading a map of protobuf adds to it)
         news = rows[row]
         rows[row] = Progress(news.request_id, news.token, _FROM_WIRE.get(reason, FinishReason.ERROR), error)
+    for row, logprobs in report.logprobs.items():
+        if row >= len(rows):
+            raise ValueError("there are log-probabilities of a row that is not there")
+        rows[row].logprobs = decode_logprobs(logprobs)
     return rows
 
 

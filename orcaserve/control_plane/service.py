@@ -106,7 +106,7 @@ class EngineServer(EngineServicer):
             if isinstance(item, _Nothing):
                 yield codec.encode_heartbeat()
             elif isinstance(item, IterationReport):
-                yield codec.encode_report(item)
+                yield from codec.encode_reports(item)
             elif isinstance(item, EngineFacts):
                 threading.Thread(
                     target=self._read, args=(request_iterator, self._host), name="control plane: read", daemon=True

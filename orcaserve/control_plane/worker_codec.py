@@ -6,10 +6,25 @@ disagree, for a mistake of our own is better seen here than in the kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
 import orcaserve.core as core
+from orcaserve.control_plane import engine_pb2 as engine_wire
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.control_plane.codec import decode_sampling, encode_sampling
-from orcaserve.core import Batch, BatchEntry, ConfigError, EngineError, IterationResult, ModelError, OrcaServeError
+from orcaserve.control_plane.codec import MAX_TURN_BYTES, decode_sampling, encode_sampling
+from orcaserve.control_plane.logprobs_codec import decode_logprobs, encode_logprobs, size_of
+from orcaserve.core import (
+    Batch,
+    BatchEntry,
+    ConfigError,
+    EngineError,
+    IterationResult,
+    Logprobs,
+    ModelError,
+    OrcaServeError,
+    Scoring,
+)
 from orcaserve.core.beats import Beat
 from orcaserve.core.request import Phase
 from orcaserve.core.spans import IterationSpans, Span
@@ -37,6 +52,10 @@ def encode_iteration(batch: Batch) -> wire.Iteration:
             )
         elif entry.n_to_come:
             message.pieces.add(row=row, n_to_come=entry.n_to_come)
+        else:
+            continue
+        if entry.scoring is not None:
+            message.scorings.add(row=row, n_top=entry.scoring.n_top, follower=entry.scoring.follower)
     return message
 
 
@@ -45,6 +64,7 @@ def decode_iteration(message: wire.Iteration) -> Batch:
     tokens, at = list(message.tokens), 0
     admissions = {admission.row: admission for admission in message.admissions}
     pieces = {piece.row: piece.n_to_come for piece in message.pieces}
+    scorings = {each.row: _scoring(each) for each in message.scorings}
     entries = []
     columns = zip(message.request_ids, message.lengths, message.positions, strict=True)
     for row, (request_id, length, position) in enumerate(columns):
@@ -57,7 +77,10 @@ def decode_iteration(message: wire.Iteration) -> Batch:
             n_to_come = pieces.pop(row)
             if admission is not None or n_to_come == 0:
                 raise ValueError(f"iteration {message.number}: row {row} is a last piece and is not")
-            entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, n_to_come=n_to_come))
+            scoring = scorings.pop(row, None)
+            entries.append(
+                BatchEntry(request_id, Phase.INITIATION, own, position, n_to_come=n_to_come, scoring=scoring)
+            )
         elif admission is None:
             entries.append(BatchEntry(request_id, Phase.INCREMENT, own, position))
         else:
@@ -65,20 +88,54 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                 raise ValueError(f"iteration {message.number}: row {row} has no prompt")
             params, stop_ids = decode_sampling(admission.sampling), frozenset(admission.stop_ids)
             settings = params, stop_ids, admission.seed, admission.n_output
-            entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, *settings))
-    if at != len(tokens) or admissions or pieces or not entries:
-        raise ValueError(f"iteration {message.number}: there are tokens, admissions or pieces of no row")
+            scoring = scorings.pop(row, None)
+            entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, *settings, scoring=scoring))
+    if at != len(tokens) or admissions or pieces or scorings or not entries:
+        raise ValueError(f"iteration {message.number}: there are tokens, admissions, pieces or scorings of no row")
     return Batch(message.number, tuple(entries), tuple(message.drops))
+
+
+def _scoring(message: wire.Scoring) -> Scoring:
+    return Scoring(message.n_top, message.follower if message.HasField("follower") else None)
 
 
 def encode_result(result: IterationResult) -> wire.FromWorker:
     message = wire.Result(iteration=result.iteration, tokens=result.tokens, seconds=result.seconds)
     message.failures.update(result.failures)
+    for request_id, logprobs in result.logprobs.items():
+        encode_logprobs(logprobs, message.logprobs[request_id])
     return wire.FromWorker(result=message)
 
 
-def decode_result(message: wire.Result) -> IterationResult:
-    return IterationResult(message.iteration, list(message.tokens), dict(message.failures), message.seconds)
+def encode_results(result: IterationResult) -> Iterator[wire.FromWorker]:
+    """As encode_result; before it others with log-probabilities, if they are too much for one message."""
+    sizes = {request_id: size_of(logprobs) for request_id, logprobs in result.logprobs.items()}
+    left = dict(result.logprobs)
+    while sum(sizes.values()) > MAX_TURN_BYTES and len(left) > 1:
+        early, size = wire.ResultLogprobs(), 0
+        for request_id in list(left):
+            size += sizes[request_id]
+            if size > MAX_TURN_BYTES and early.logprobs:
+                break
+            encode_logprobs(left.pop(request_id), early.logprobs[request_id])
+            del sizes[request_id]
+        yield wire.FromWorker(logprobs=early)
+    yield encode_result(replace(result, logprobs=left) if len(left) < len(result.logprobs) else result)
+
+
+def decode_result(message: wire.Result, early: Mapping[int, Logprobs] | None = None) -> IterationResult:
+    """early: log-probabilities that came before. Raises ValueError if columns disagree."""
+    logprobs = {**(early or {}), **_logprobs(message.logprobs)}
+    return IterationResult(message.iteration, list(message.tokens), dict(message.failures), message.seconds, logprobs)
+
+
+def decode_early(message: wire.ResultLogprobs) -> dict[int, Logprobs]:
+    """Of the next result. Raises ValueError if columns disagree."""
+    return _logprobs(message.logprobs)
+
+
+def _logprobs(messages: Mapping[int, engine_wire.Logprobs]) -> dict[int, Logprobs]:
+    return {request_id: decode_logprobs(message) for request_id, message in messages.items()}
 
 
 def encode_spans(spans: IterationSpans) -> wire.FromWorker:

@@ -44,7 +44,7 @@ class Start(_message.Message):
     def __init__(self, n_slots: _Optional[int] = ..., next: _Optional[str] = ..., rendezvous: _Optional[str] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces")
+    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces", "scorings")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -53,6 +53,7 @@ class Iteration(_message.Message):
     ADMISSIONS_FIELD_NUMBER: _ClassVar[int]
     DROPS_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
+    SCORINGS_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -61,7 +62,18 @@ class Iteration(_message.Message):
     admissions: _containers.RepeatedCompositeFieldContainer[Admission]
     drops: _containers.RepeatedScalarFieldContainer[int]
     pieces: _containers.RepeatedCompositeFieldContainer[Piece]
-    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ...) -> None: ...
+    scorings: _containers.RepeatedCompositeFieldContainer[Scoring]
+    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, _Mapping]]] = ...) -> None: ...
+
+class Scoring(_message.Message):
+    __slots__ = ("row", "n_top", "follower")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    N_TOP_FIELD_NUMBER: _ClassVar[int]
+    FOLLOWER_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    n_top: int
+    follower: int
+    def __init__(self, row: _Optional[int] = ..., n_top: _Optional[int] = ..., follower: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
     __slots__ = ("row", "n_to_come")
@@ -90,7 +102,7 @@ class Forwarded(_message.Message):
     def __init__(self) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock")
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock", "logprobs")
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +110,7 @@ class FromWorker(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     loaded: Loaded
     ready: Ready
     result: Result
@@ -105,7 +118,8 @@ class FromWorker(_message.Message):
     failure: WorkerFailure
     beat: Beat
     clock: ClockAnswer
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ...) -> None: ...
+    logprobs: ResultLogprobs
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ..., logprobs: _Optional[_Union[ResultLogprobs, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("version", "slot_bytes", "free_bytes")
@@ -134,7 +148,7 @@ class Beat(_message.Message):
     def __init__(self, busy: _Optional[bool] = ..., n_run: _Optional[int] = ..., progress: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("iteration", "tokens", "failures", "seconds")
+    __slots__ = ("iteration", "tokens", "failures", "seconds", "logprobs")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -142,15 +156,37 @@ class Result(_message.Message):
         key: int
         value: str
         def __init__(self, key: _Optional[int] = ..., value: _Optional[str] = ...) -> None: ...
+    class LogprobsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: _engine_pb2.Logprobs
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ...) -> None: ...
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     failures: _containers.ScalarMap[int, str]
     seconds: float
-    def __init__(self, iteration: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, str]] = ..., seconds: _Optional[float] = ...) -> None: ...
+    logprobs: _containers.MessageMap[int, _engine_pb2.Logprobs]
+    def __init__(self, iteration: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, str]] = ..., seconds: _Optional[float] = ..., logprobs: _Optional[_Mapping[int, _engine_pb2.Logprobs]] = ...) -> None: ...
+
+class ResultLogprobs(_message.Message):
+    __slots__ = ("logprobs",)
+    class LogprobsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: _engine_pb2.Logprobs
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    logprobs: _containers.MessageMap[int, _engine_pb2.Logprobs]
+    def __init__(self, logprobs: _Optional[_Mapping[int, _engine_pb2.Logprobs]] = ...) -> None: ...
 
 class Spans(_message.Message):
     __slots__ = ("iteration", "n_requests", "n_tokens", "names", "starts", "ends")

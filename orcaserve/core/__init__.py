@@ -1,7 +1,7 @@
 """The vocabulary every other part speaks. Standard library only."""
 
 from orcaserve.core.admission import check_request, fan_out
-from orcaserve.core.batch import Batch, BatchEntry, IterationResult
+from orcaserve.core.batch import Batch, BatchEntry, IterationResult, Scoring
 from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
 from orcaserve.core.errors import (
     CannotFit,
@@ -16,7 +16,7 @@ from orcaserve.core.errors import (
     UnsupportedModel,
 )
 from orcaserve.core.grammar import Grammar, GrammarKind
-from orcaserve.core.logprobs import TokenLogprobs
+from orcaserve.core.logprobs import Logprobs, TokenLogprobs
 from orcaserve.core.request import FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
 
@@ -38,6 +38,7 @@ __all__ = [
     "InvalidRequest",
     "IterationReport",
     "IterationResult",
+    "Logprobs",
     "ModelError",
     "ModelNotFound",
     "NoRoom",
@@ -47,6 +48,7 @@ __all__ = [
     "Request",
     "RequestState",
     "SamplingParams",
+    "Scoring",
     "TokenLogprobs",
     "UnsupportedModel",
     "check_request",

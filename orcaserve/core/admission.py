@@ -21,6 +21,8 @@ def check_request(input_ids: Sequence[int], params: SamplingParams, facts: Engin
     if not (min(input_ids) >= 0 and max(input_ids) < facts.vocab_size):
         raise InvalidRequest("prompt", f"the prompt holds a token id outside 0..{facts.vocab_size - 1}")
     params.check_vocabulary(facts.vocab_size)
+    if params.grammar is not None and not facts.eos_ids:
+        raise InvalidRequest("grammar", "this model has no token that ends a text, so it follows no grammar")
     total = len(input_ids) + params.max_tokens
     for limit, what in ((facts.context_length, "the context length"), (facts.n_slots, "the K/V region")):
         if total > limit:
@@ -34,7 +36,7 @@ def check_request(input_ids: Sequence[int], params: SamplingParams, facts: Engin
 
 def check_output(output: Sequence[int], params: SamplingParams, facts: EngineFacts) -> None:
     """Raise InvalidRequest for tokens that no engine with this model can have put out for such a request."""
-    if len(output) >= params.max_tokens:
+    if output and len(output) >= params.max_tokens:
         raise InvalidRequest(None, "the request has all its tokens already")
     if output and not (min(output) >= 0 and max(output) < facts.vocab_size):
         raise InvalidRequest(None, f"its output holds a token id outside 0..{facts.vocab_size - 1}")
@@ -49,7 +51,9 @@ def fan_out(
     is drawn here, so that nothing below this line is random.
     """
     check_request(input_ids, params, facts)
-    stop_ids = params.stop_token_ids if params.ignore_eos else params.stop_token_ids | facts.eos_ids
+    # The end of a grammar's text ends the request, whatever else does not.
+    ends = frozenset[int]() if params.ignore_eos and params.grammar is None else facts.eos_ids
+    stop_ids = params.stop_token_ids | ends
     return [
         Request(next(request_ids), input_ids, params, stop_ids, _choice_seed(params.seed, index))
         for index in range(params.n)

@@ -9,10 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from orcaserve.core.logprobs import Logprobs
 from orcaserve.core.request import Phase
 from orcaserve.core.sampling_params import SamplingParams
 
 _INITIATION = Phase.INITIATION  # at hand: looking a member up in its class takes Python 3.11 as long as a call
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Of an initiation's tokens: the log-probabilities of the prompt tokens that follow them are wanted.
+
+    n_top: best tokens to tell of each. follower: the prompt token after the entry's last one, if it has another piece.
+    """
+
+    n_top: int
+    follower: int | None = None
 
 
 @dataclass(slots=True)
@@ -27,6 +39,7 @@ class BatchEntry:
     request was preempted. Their K/V is made anew. Told with the last piece.
     n_to_come: input tokens of the initiation that later iterations bring. Until then no token is chosen: that of the
     result means nothing.
+    scoring: what is wanted of the prompt's tokens, if anything.
     """
 
     request_id: int
@@ -38,6 +51,7 @@ class BatchEntry:
     seed: int = 0
     n_output: int = 0
     n_to_come: int = 0
+    scoring: Scoring | None = None
 
     def __post_init__(self) -> None:
         assert (self.params is not None) == (self.phase is _INITIATION and not self.n_to_come)
@@ -67,9 +81,11 @@ class IterationResult:
 
     failures: request id -> why that request alone could not go on (its token is meaningless).
     seconds: time the device spent on it.
+    logprobs: request id -> what is told of its tokens, for those that asked for it and have not failed.
     """
 
     iteration: int
     tokens: Sequence[int]
     failures: Mapping[int, str] = field(default_factory=dict)
     seconds: float = 0.0
+    logprobs: Mapping[int, Logprobs] = field(default_factory=dict)

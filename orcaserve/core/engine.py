@@ -85,7 +85,11 @@ class EngineStatus:
 
 @dataclass(frozen=True, slots=True)
 class IterationReport:
-    """All news of one turn of the loop: what travels to the endpoint as one message."""
+    """All news of one turn of the loop: what travels to the endpoint as one message.
+
+    describes: some of the news has log-probabilities.
+    """
 
     progress: Sequence[Progress]
     status: EngineStatus
+    describes: bool = False

@@ -1,4 +1,4 @@
-"""TokenLogprobs: how likely the model itself thought one token."""
+"""TokenLogprobs: how likely the model itself thought one token. Logprobs: what an iteration tells of one request."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ class TokenLogprobs:
     rank: int
     top_ids: Sequence[int]
     top_logprobs: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What one iteration, or one Progress, tells of a request that asked for log-probabilities.
+
+    token: of the token that was chosen; None if those of output were not asked for, or none was chosen.
+    prompt: of prompt tokens from the second on (nothing is known before the first), if they were asked for: with the
+    request's first news all of them, in an iteration's result those that follow the tokens it was fed.
+    """
+
+    token: TokenLogprobs | None = None
+    prompt: Sequence[TokenLogprobs] = ()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from orcaserve.core.logprobs import Logprobs
 from orcaserve.core.sampling_params import SamplingParams
 
 
@@ -39,12 +40,14 @@ class Progress:
 
     token: the new token, or None if it ended without one (cancelled, refused, engine lost).
     error: text for finish_reason ERROR, fit to show to a client.
+    logprobs: of the token, and with the first news of the prompt's, if the request asked for them.
     """
 
     request_id: int
     token: int | None
     finish_reason: FinishReason | None = None
     error: str | None = None
+    logprobs: Logprobs | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -93,7 +96,9 @@ class Request:
 
     def finish_reason_after(self, token: int) -> FinishReason | None:
         """Why the request ends once `token` is its newest output, or None. Call after appending the token."""
-        if token in self.stop_ids and len(self.output) > self.params.min_tokens:
+        # A grammar may end before min_tokens; as long as it does not have to, no stop id is chosen.
+        may_end = len(self.output) > self.params.min_tokens or self.params.grammar is not None
+        if token in self.stop_ids and may_end:
             return FinishReason.STOP
         if len(self.output) >= self.params.max_tokens:
             return FinishReason.LENGTH

@@ -25,8 +25,9 @@ class SamplingParams:
     """Sampling settings of one request; checked on construction, so an instance is always valid.
 
     Raises InvalidRequest naming the field. Numbers are checked as closed intervals, and NaN is in none of them.
-    `max_tokens` here is the OpenAI field: the most tokens to GENERATE. The paper's `max_tokens` (input + output) is
-    `Request.max_tokens`. `stop` and `n` are served at the edge: the engine sees one choice, and ids only.
+    `max_tokens` here is the OpenAI field: the most tokens to GENERATE; with 0 the prompt is only read, and scored if
+    prompt_logprobs asks for it. The paper's `max_tokens` (input + output) is `Request.max_tokens`. `stop` and `n` are
+    served at the edge: the engine sees one choice, and ids only.
     """
 
     max_tokens: int = 16
@@ -52,10 +53,12 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._normalise_collections()
-        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
+        _check_int("max_tokens", self.max_tokens, 0, MAX_TOKENS_LIMIT)
         _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
         _check_int("top_k", self.top_k, -1, MAX_TOKEN_ID)
         _check_int("n", self.n, 1, MAX_CHOICES)
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidRequest("grammar", "grammar must be a Grammar", code="invalid_type")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
         _check_number("temperature", self.temperature, 0.0, 2.0)

@@ -10,7 +10,7 @@ from itertools import count, pairwise
 from queue import SimpleQueue
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import EngineError, IterationReport, Request, SamplingParams
+from orcaserve.core import EngineError, Grammar, IterationReport, Request, SamplingParams
 from orcaserve.core.admission import fan_out
 from orcaserve.engine.host import EngineHost
 
@@ -77,19 +77,24 @@ class MeasuredEngine:
         low, high = (100, 40_000) if self.facts.vocab_size > 40_000 else (0, self.facts.vocab_size - 1)
         return [[self._rng.randint(low, high) for _ in range(length)] for _ in range(batch)]
 
-    def run(self, prompts: Sequence[Sequence[int]], gen: int) -> Run:
-        """Generate exactly `gen` tokens after every prompt, greedily, all prompts handed over at once.
+    def run(
+        self, prompts: Sequence[Sequence[int]], gen: int, temperature: float = 0, grammar: Grammar | None = None
+    ) -> Run:
+        """Generate exactly `gen` tokens after every prompt, all prompts handed over at once.
 
-        Raises InvalidRequest if they cannot be served, EngineError if one of them or the engine fails.
+        grammar: of texts that can be so long. Raises InvalidRequest if they cannot be served, EngineError if one of
+        them or the engine fails.
         """
-        requests = [self.request(prompt, gen) for prompt in prompts]
+        requests = [self.request(prompt, gen, temperature, grammar) for prompt in prompts]
         started = time.perf_counter()
         self.submit(requests)
         return self._collect(requests, started)
 
-    def request(self, prompt: Sequence[int], gen: int) -> Request:
-        """One that generates exactly `gen` tokens, greedily. Raises InvalidRequest if it cannot be served."""
-        params = SamplingParams(max_tokens=gen, ignore_eos=True, temperature=0)
+    def request(
+        self, prompt: Sequence[int], gen: int, temperature: float = 0, grammar: Grammar | None = None
+    ) -> Request:
+        """One that generates exactly `gen` tokens. Raises InvalidRequest if it cannot be served."""
+        params = SamplingParams(max_tokens=gen, ignore_eos=True, temperature=temperature, seed=1, grammar=grammar)
         (request,) = fan_out(self._ids, prompt, params, self.facts)
         return request
 

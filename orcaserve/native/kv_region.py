@@ -50,6 +50,7 @@ class KVRegion:
         else:
             self.keys = _memory((*outer, dim, page_size), item)
             self.values = _memory((*outer, page_size, dim), item)
+        self.page_size = page_size
         self.native = _kernels.KVRegion(
             STORAGES[storage], page_size, n_pages, self.keys, self.values, self.key_scales, self.value_scales
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import numpy as np
@@ -98,6 +98,11 @@ class NativeModel:
             shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, _head_table(part, weights)
         )
         self._logits = np.empty((0, shape.vocab), np.float32)
+        self._head: _kernels.Model | None = None
+        if part.last:  # the same without layers: from hidden states to logits
+            self._head = _kernels.Model(
+                replace(shape, rope_dim=0), None, None, [], weights.norm, weights.head, _head_table(part, weights)
+            )
 
     def sum_by(self, sums: object) -> None:
         """From now on sums over shards are made by these _kernels.SharedSums, on which no Python is run."""
@@ -121,6 +126,7 @@ class NativeModel:
         kv: KVRegion,
         rows: Int32s | None = None,
         observed: list[NDArray[np.float64]] | None = None,
+        states: Floats | None = None,
     ) -> Floats:
         """Token ids [N], laid out as `layout` says -> logits [R, vocabulary], valid until the next call.
 
@@ -128,11 +134,12 @@ class NativeModel:
         part without the last ones gives hidden states; one of several shards, the logits of its own vocabulary.
 
         rows: of the flat batch, those whose logits are wanted; None = the last one of every request. The K/V of all N
-        tokens is in `kv` afterwards. observed: where `observe` adds up. Raises ValueError if anything would reach
-        outside of its memory, and what `all_reduce` raises.
+        tokens is in `kv` afterwards. observed: where `observe` adds up. states: for a part with the first layers and
+        the last ones, where hidden states after the last layer are to be; without the first layers, they are where the
+        inputs were. Raises ValueError if anything would reach outside of its memory, and what `all_reduce` raises.
         """
         ids = cast(Int32s, inputs) if self.part.first else None
-        hidden = None if self.part.first else cast(Floats, inputs)
+        hidden = states if self.part.first else cast(Floats, inputs)
         if hidden is None and not self.part.last:
             hidden = np.empty((layout.n_tokens, self.spec.hidden_size), np.float32)
         logits = None
@@ -160,6 +167,26 @@ class NativeModel:
         result = hidden if logits is None else logits
         assert result is not None
         return result
+
+    def room_for(self, layout: Layout) -> Floats:
+        """Where `forward` may put hidden states, [N, hidden]."""
+        return np.empty((layout.n_tokens, self.spec.hidden_size), np.float32)
+
+    def head(self, states: Floats, kv: KVRegion) -> Floats:
+        """Hidden states after the last layer [N, hidden] -> their logits, as `forward` gives them: the same to the bit.
+
+        kv: any region of this model; nothing in it is read or changed.
+        """
+        assert self._head is not None, "this part has the head"
+        n = len(states)
+        logits = np.empty((n, self._logits.shape[1]), np.float32)
+        starts, contexts = np.array([0, n], np.int32), np.zeros(1, np.int32)
+        pages = np.zeros((1, -(-n // kv.page_size)), np.int32)
+        every = np.arange(n, dtype=np.int32)
+        self._head.run(
+            self._team, kv.native, starts, contexts, pages, None, states, every, logits, None, None, None, None
+        )
+        return logits
 
 
 def _head_table(part: Part, weights: NativeWeights | NativePartWeights) -> Table | None:

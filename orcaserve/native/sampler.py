@@ -20,6 +20,8 @@ from orcaserve.native import _kernels
 _UINT64 = 2**64 - 1
 _NOT_A_NUMBER, _ALL_EXCLUDED, _OUTSIDE_VOCABULARY = 1, 2, 3  # SampleOutcome of csrc/sampler.h
 
+_SCORED = -1  # stands for a request where tokens are given: no request has this id
+
 _T = TypeVar("_T")
 Masks = Mapping[int, NDArray[np.uint32]]
 
@@ -30,6 +32,7 @@ class Sampler:
     def __init__(self, team: _kernels.Team) -> None:
         self._native = _kernels.Sampler(team)
         self._params: dict[int, SamplingParams] = {}
+        self.admit(_SCORED, (0,), SamplingParams(temperature=0), frozenset(), 0)
 
     def admit(
         self,
@@ -101,6 +104,24 @@ class Sampler:
         tokens, failures, described = self._native.sample(logits, request_ids, _by_row(masks, request_ids), wanted)
         logprobs = {request_ids[row]: TokenLogprobs(*rest) for row, *rest in described}
         return tokens, self._failures(failures, request_ids, logits), logprobs
+
+    def score(
+        self, logits: NDArray[np.float32], tokens: Sequence[int], n_top: Sequence[int]
+    ) -> list[TokenLogprobs | None]:
+        """logits [rows, vocabulary], overwritten; a given token for each row -> its log-probabilities.
+
+        n_top: best tokens of each, 0 to 20. None for a row that holds what is no number.
+        """
+        rows, ids = np.arange(len(tokens)), np.asarray(tokens)
+        masks = np.zeros((len(tokens), -(-logits.shape[1] // 32)), np.uint32)  # a choice among one
+        masks[rows, ids // 32] = np.uint32(1) << (ids % 32).astype(np.uint32)
+        _, _, described = self._native.sample(
+            logits, [_SCORED] * len(tokens), list(enumerate(masks)), list(enumerate(n_top))
+        )
+        scored: list[TokenLogprobs | None] = [None] * len(tokens)
+        for row, *rest in described:
+            scored[row] = TokenLogprobs(*rest)
+        return scored
 
     def _failures(
         self, failures: list[tuple[int, int]], request_ids: Sequence[int], logits: NDArray[np.float32]

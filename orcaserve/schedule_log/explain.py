@@ -184,10 +184,11 @@ def _chapters(log: Log, story: Story) -> Iterator[tuple[str, str]]:
     known = story.known
     carried = f", {known.carried} of which an earlier engine has put out" if known.carried else ""
     before = f"{story.n_before} requests were there, {story.n_running} of them had begun"
+    wanted = f"for at most {known.asked:,} output tokens" if known.asked else "which were only to be read"
     yield (
         "arrived",
-        f"{_moment(log, story.arrived)}, with {known.n_input:,} input tokens, for at most {known.asked:,} output tokens"
-        f"{carried}; {before if story.n_before else 'nobody else was there'}",
+        f"{_moment(log, story.arrived)}, with {known.n_input:,} input tokens, {wanted}{carried}; "
+        f"{before if story.n_before else 'nobody else was there'}",
     )
     yield from _waiting(story)
     yield from _begin(story)
@@ -239,7 +240,7 @@ def _begin(story: Story) -> Iterator[tuple[str, str]]:
 
 
 def _tokens(story: Story) -> Iterator[tuple[str, str]]:
-    if (first := story.first_token) is None:
+    if (first := story.first_token) is None or not story.known.asked:
         return
     yield "first token", f"{_span(first - story.arrived)} after its arrival"
     n_output = story.end.n_output - story.known.carried if story.end is not None else len(story.visits)

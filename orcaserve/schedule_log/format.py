@@ -51,7 +51,7 @@ class Settings:
 class Known:
     """A request by its sizes. asked: the most tokens that it may generate; carried: of those, put out before this run.
 
-    may_stop: something may end it earlier.
+    may_stop: something may end it earlier. With asked 0 its prompt is read, and that is all.
     """
 
     id: int

@@ -212,7 +212,7 @@ class _Line:
 
 
 def _known(part: _Part, line: int, row: Sequence[int]) -> Known:
-    if row[1] < 1 or row[2] < 1 or row[3] >= row[2]:
+    if row[1] < 1 or (row[3] and row[3] >= row[2]):
         raise part.error(line, "live", "holds a request of impossible sizes")
     return Known(row[0], row[1], row[2], row[3], bool(row[4]))
 
@@ -225,11 +225,11 @@ def _arrived(line: _Line, state: _State) -> Event:
     known = Known(
         request_id,
         line.whole(4, "input", 1),
-        line.whole(5, "asked", 1),
+        line.whole(5, "asked"),
         line.whole(6, "carried", 0, 0),
         bool(line.whole(7, "may_stop", 0, 0)),
     )
-    if known.carried >= known.asked:
+    if known.carried and known.carried >= known.asked:
         raise line.error(6, "carried", "must be less than was asked for")
     state.live.add(request_id)
     return Arrived(line.time(), known)

@@ -72,6 +72,7 @@ class IterationLoop:
         self._open = True
         self._news: list[Progress] = []  # of this turn
         self._returned = False  # has a batch returned in this turn
+        self._describes = False  # has anybody ever asked for log-probabilities
         self._iteration_seconds = 0.0  # of the batch that returned last, as the engine measured it
         self._scheduler_seconds = 0.0  # since the last report
 
@@ -138,6 +139,7 @@ class IterationLoop:
                 self._news += news
                 self._iteration_seconds = message.seconds
                 self._returned = True
+                self._describes = self._describes or bool(message.logprobs)
             case _Arrivals(requests, arrival):
                 for request in requests:
                     try:
@@ -171,7 +173,8 @@ class IterationLoop:
         if not self._news and not self._returned:
             return
         status = self._scheduler.status(self._iteration_seconds, self._scheduler_seconds)
-        report = IterationReport(self._news, status)
+        describes = self._describes and any(news.logprobs is not None for news in self._news)
+        report = IterationReport(self._news, status, describes)
         self._news, self._returned, self._scheduler_seconds = [], False, 0.0
         try:
             self._report(report)

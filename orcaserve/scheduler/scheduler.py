@@ -16,7 +16,9 @@ from orcaserve.core import (
     Progress,
     Request,
     RequestState,
+    Scoring,
 )
+from orcaserve.scheduler.kept_logprobs import KeptLogprobs, describe
 from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy, Selection
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
@@ -62,6 +64,7 @@ class Scheduler:
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
         self._n_preempted = self._n_recomputed = 0
+        self._logprobs = KeptLogprobs()
         self.selection = Selection([])  # of the batch that was handed out last
 
     @property
@@ -139,6 +142,7 @@ class Scheduler:
         batch = self._take_oldest(result)
         pool, fill = self._pool, self._ledger.fill
         failures, news = result.failures, []
+        told = self._logprobs.take_in(batch, result.logprobs) if result.logprobs else None
         for entry, token in zip(batch.entries, result.tokens, strict=True):
             request = pool[entry.request_id]
             fill(entry.request_id, len(entry.tokens))
@@ -153,7 +157,15 @@ class Scheduler:
                 request.output.append(token)
                 reason = request.finish_reason_after(token)
                 news.append(Progress(request.id, token) if reason is None else self._end(request, reason, token))
-        return self._release() if self._policy.holds_back else news
+        if told:
+            describe(news, told)
+        if not self._policy.holds_back:
+            return news
+        if told:
+            for each in news:
+                if each.finish_reason is None:
+                    self._logprobs.hold(each.request_id, each.logprobs)
+        return self._release()
 
     def abort(self, message: str | None) -> list[Progress]:
         """The engine and all K/V in it are gone: every live request ends, nothing stays reserved or in flight.
@@ -225,16 +237,22 @@ class Scheduler:
         n = self._policy.piece(request, n_left)
         if n < len(tokens):
             tokens = tokens[position : position + n]
+        scoring = None
+        if request.params.prompt_logprobs is not None and not request.output:  # else they were told with the output
+            follower = request.input_ids[position + n] if n < n_left else None
+            scoring = Scoring(request.params.prompt_logprobs, follower)
         if n < n_left:
-            return BatchEntry(request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n)
+            return BatchEntry(request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n, scoring=scoring)
         if request.n_iterations:  # preempted
             self._n_recomputed += position + n - 1
         settings = request.params, request.stop_ids, request.seed
-        return BatchEntry(request.id, Phase.INITIATION, tokens, position, *settings, len(request.output))
+        n_output = len(request.output)
+        return BatchEntry(request.id, Phase.INITIATION, tokens, position, *settings, n_output, scoring=scoring)
 
     def _preempt(self, request: Request) -> None:
         """The policy has taken its slots back: its K/V is dropped, and it starts anew."""
         self._drops.append(request.id)
+        self._logprobs.forget(request.id)
         request.state = RequestState.INITIATION
         self._n_preempted += 1
 
@@ -252,6 +270,9 @@ class Scheduler:
         self, request: Request, reason: FinishReason, token: int | None = None, error: str | None = None
     ) -> Progress:
         """The request has ended: it leaves, unless the policy has it stay with others until all have."""
+        if token is not None and request.params.max_tokens == 0:  # its prompt was to be read, and nothing else
+            request.output.clear()
+            token, reason = None, FinishReason.LENGTH
         news = Progress(request.id, token, reason, error)
         if self._policy.holds_back and request.id in self._ledger:
             request.ending = news
@@ -269,13 +290,18 @@ class Scheduler:
         tokens = request.output[request.n_carried :]
         if request.ending.token is not None:
             tokens.pop()
+        told = self._logprobs.held(request.id)
         self._leave(request)
-        return [*[Progress(request.id, token) for token in tokens], request.ending]
+        news = [Progress(request.id, token) for token in tokens]
+        for each, own in zip(news, told, strict=False):
+            each.logprobs = own
+        return [*news, request.ending]
 
     def _leave(self, request: Request) -> None:
         """The one place where a request leaves: slots returned, K/V to be dropped, out of the pool."""
         if request.id in self._ledger:  # else no worker has heard of it, or it was told to drop it
             self._ledger.release(request.id)
             self._drops.append(request.id)
+        self._logprobs.forget(request.id)
         self._pool.remove(request.id)
         request.state = RequestState.FINISHED

@@ -131,6 +131,8 @@ class App:
 
     def close(self) -> None:
         self._threads.close()
+        if self.service is not None:
+            self.service.close()
 
     def require_service(self) -> Service:
         if self.service is None:

@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from types import FrameType
 from typing import Any
 
 import jinja2
+from jinja2 import meta, nodes
 from jinja2.ext import loopcontrols
 
 from orcaserve.core.errors import CheckpointError, InvalidRequest
@@ -22,28 +24,64 @@ from orcaserve.serving.template_sandbox import Generation, Sandbox, begin_render
 MAX_SECONDS = 2.0
 MAX_OUTPUT = 8 * 2**20  # characters
 MAX_MESSAGE = 200  # characters of a template's own complaint that are passed on
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_PROBE = "a-text-to-look-for"
 
 
 class ChatTemplate:
     """A compiled chat template.
 
     source: Jinja text; special_tokens: `bos_token` and its like, which templates write.
+    variables: names that the template looks for. literals: all text that stands in it, with NUL between pieces.
     Raises CheckpointError if the source is not a template.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+        self.source = source
         self._special_tokens = dict(special_tokens or {})
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
+            tree = environment.parse(source)
+            self.variables = frozenset(meta.find_undeclared_variables(tree))
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError("the model's chat template is not valid Jinja") from error
+        texts = {node.data for node in tree.find_all(nodes.TemplateData)}
+        texts |= {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        self.literals = "\0".join(sorted(texts))
+
+    @cached_property
+    def takes_parts(self) -> bool:
+        """Whether it writes the texts of a content that is a list of parts, rather than the list."""
+        return self._writes([{"type": "text", "text": _PROBE}])
+
+    @cached_property
+    def takes_text(self) -> bool:
+        """Whether it writes a content that is a text."""
+        return self._writes(_PROBE)
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether it writes what a system message says."""
+        return self._writes(_PROBE, "system", [{"role": "user", "content": "a"}])
+
+    def knows(self, word: str) -> bool:
+        """Whether it asks for a role, or writes one, of this name."""
+        return word in self.literals.split("\0")
+
+    def _writes(self, content: Any, role: str = "user", others: Sequence[Mapping[str, Any]] = ()) -> bool:
+        try:
+            text = self.render([{"role": role, "content": content}, *others])
+        except InvalidRequest:
+            return False
+        return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The prompt for `messages` (plain data, `role` and `content` each).
+        """The prompt for `messages` (plain data, `role` and `content` each). extra: further variables.
 
         Raises InvalidRequest with the template's own words if it refuses them, and with fixed words if it fails.
         """
-        plain = [{key: value for key, value in message.items() if value is not None} for message in messages]
+        plain = [_with_reasoning({k: v for k, v in message.items() if v is not None}) for message in messages]
         names: dict[str, Any] = {"tools": None, "documents": None, **self._special_tokens, **extra}
         parts: list[str] = []
         size = 0
@@ -116,6 +154,12 @@ def _strftime_now(pattern: str) -> str:
     if len(pattern) > MAX_MESSAGE:
         raise ValueError("a pattern for a time is short")
     return datetime.now().strftime(pattern)
+
+
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """What a model thought has several names; templates read one or the other. As transformers has it."""
+    thought = next((message[name] for name in _REASONING if name in message), None)
+    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
 
 
 def _shorten(message: str) -> str:

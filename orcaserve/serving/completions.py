@@ -8,12 +8,22 @@ from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.serving.fields import COMPLETION, check_fields
-from orcaserve.serving.generation import Shape, run_plan
+from orcaserve.serving.fields import COMPLETION, check_fields, flag
+from orcaserve.serving.generation import NOTHING, Extras, Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.params import check_model, max_tokens_field, sampling_params, stream_options
+from orcaserve.serving.logprobs import LegacyLogprobs
+from orcaserve.serving.marked_text import TextOptions
+from orcaserve.serving.params import (
+    best_of,
+    check_model,
+    legacy_logprobs,
+    max_tokens_field,
+    sampling_params,
+    stream_options,
+)
 from orcaserve.serving.prompts import encode_prompts, read_prompts
 from orcaserve.serving.service import Service
+from orcaserve.serving.structured_output import grammar_field
 
 DEFAULT_MAX_TOKENS = 16
 MAX_ALL_CHOICES = 1024  # n x prompts
@@ -22,8 +32,8 @@ MAX_ALL_CHOICES = 1024  # n x prompts
 class CompletionShape(Shape):
     kind = event_kind = "text_completion"
 
-    def frames(self, index: int, text: str, finish_reason: str | None) -> str:
-        return self.frame(index, f'"text":{quote(text)}', finish_reason)
+    def frames(self, index: int, text: str, finish_reason: str | None, extras: Extras = NOTHING) -> str:
+        return self.frame(index, f'"text":{quote(text)}', finish_reason, extras)
 
     def choice(self, text: str) -> dict[str, Any]:
         return {"text": text}
@@ -34,15 +44,24 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
     check_model(body, service.name)
     exchange.name_ignored(check_fields(body, COMPLETION))
     options = stream_options(body)
-    params = sampling_params(body, DEFAULT_MAX_TOKENS)
+    params = sampling_params(body, DEFAULT_MAX_TOKENS, least=0)
+    echo, logprobs, return_ids = flag(body, "echo"), legacy_logprobs(body), flag(body, "return_token_ids")
+    n = params.n
+    if (n_each := best_of(body, n, options.stream)) > n or logprobs is not None:
+        told = logprobs or 0  # those of the tokens themselves are what choices are compared by
+        params = replace(params, n=n_each, logprobs=told, prompt_logprobs=logprobs if echo else None)
     prompts = read_prompts(body.get("prompt"), service.facts.vocab_size)
     if len(prompts) * params.n > MAX_ALL_CHOICES:
-        raise InvalidRequest("n", f"n times the number of prompts must be at most {MAX_ALL_CHOICES}")
+        field = "n" if params.n == n else "best_of"
+        raise InvalidRequest(field, f"{field} times the number of prompts must be at most {MAX_ALL_CHOICES}")
     given = max_tokens_field(body) is not None
     work = []
     for ids in encode_prompts(prompts, service.tokenizer, service.facts.longest_request):
         most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
         work.append((ids, replace(params, max_tokens=most)))
-    plan = service.plan(work)
-    shape = CompletionShape(exchange.id, service.name, options.include_usage)
+    marked = params.logprobs is not None or return_ids
+    n_kept = n if n_each > n else 0
+    plan = service.plan(work, TextOptions(echo, marked), n_kept, grammar_field(body))
+    style = None if logprobs is None else LegacyLogprobs(service.tokenizer, logprobs)
+    shape = CompletionShape(exchange.id, service.name, options, style, return_ids)
     return lambda: run_plan(exchange, service, plan, shape, options)

@@ -10,9 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
+from orcaserve.serving.tool_calls.tools import MAX_NAME, MAX_TOOLS, MAX_TOOLS_LENGTH
 
 Schema = dict[str, Any]
+MAX_DOCUMENTS = 1024
+MAX_VARIABLES = 32  # of chat_template_kwargs
+MAX_TEMPLATE_LENGTH = 2**17  # characters of a chat template that a request brings
+MAX_LEGACY_LOGPROBS = 5  # of completions
+MAX_LOGPROBS = 2**20  # of a request: those of tokens that it may generate, or has in its prompts, and of the best ones
 MAX_WORK = 2**19  # choices x (prompt tokens + logit_bias entries + stop ids + characters of stop strings) of a request
 
 
@@ -49,8 +57,8 @@ SAMPLING: dict[str, Field] = {
     "n": _integer(
         1,
         MAX_CHOICES,
-        "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters) "
-        f"is at most {MAX_WORK}.",
+        "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters "
+        f"+ characters of a grammar) is at most {MAX_WORK}.",
     ),
     "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
@@ -72,12 +80,61 @@ SAMPLING: dict[str, Field] = {
     "include_stop_str_in_output": Field(_FLAG),
     "skip_special_tokens": Field(_FLAG),
 }
+_OBJECT: Schema = {"type": "object"}
+_TEXTS: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1024}
+_JSON: Schema = {"anyOf": [_OBJECT, {"type": "string"}]}
+_GRAMMAR: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_GRAMMAR_LENGTH}
+STRUCTURED: dict[str, Field] = {
+    "response_format": Field(
+        {
+            "type": "object",
+            "required": ["type"],
+            "properties": {
+                "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+                "json_schema": {
+                    "type": "object",
+                    "required": ["name"],
+                    "properties": {
+                        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+                        "description": {"type": "string"},
+                        "schema": _OBJECT,
+                        "strict": _FLAG,
+                    },
+                },
+            },
+        },
+        "What the text must be. A schema is always kept to, with `strict` and without.",
+    ),
+    "structured_outputs": Field(
+        {
+            "type": "object",
+            "properties": {
+                "json": _JSON,
+                "json_object": _FLAG,
+                "regex": _GRAMMAR,
+                "choice": _TEXTS,
+                "grammar": _GRAMMAR,
+            },
+        },
+        "What the text must be, by one of: a JSON schema, a regular expression, texts to choose from, a grammar in "
+        "Lark's notation.",
+    ),
+    "guided_json": Field(_JSON, "As structured_outputs.json."),
+    "guided_regex": Field(_GRAMMAR, "As structured_outputs.regex."),
+    "guided_choice": Field(_TEXTS, "As structured_outputs.choice."),
+    "guided_grammar": Field(_GRAMMAR, "As structured_outputs.grammar."),
+}
 COMMON: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
     "stream": Field(_FLAG),
-    "stream_options": Field({"type": "object", "properties": {"include_usage": _FLAG}}),
+    "stream_options": Field(
+        {"type": "object", "properties": {"include_usage": _FLAG, "continuous_usage_stats": _FLAG}},
+        "Token counts at the end of the stream; and in every event.",
+    ),
     "user": Field({"type": "string"}),
+    "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
     **SAMPLING,
+    **STRUCTURED,
 }
 COMPLETION: dict[str, Field] = {
     "prompt": Field(
@@ -92,11 +149,103 @@ COMPLETION: dict[str, Field] = {
         "Text, texts, token ids, or lists of token ids. Without one, the model starts a new document.",
     ),
     **COMMON,
+    "max_tokens": _integer(0, 2**31 - 1, "Most tokens to generate; 0: none, for a prompt that is to be echoed."),
+    "logprobs": _integer(
+        0,
+        MAX_LEGACY_LOGPROBS,
+        "Log-probabilities of each token and of so many best ones; with echo also of the prompt. Choices x (max_tokens "
+        f"+ with echo prompt tokens) x (logprobs + 1) is at most {MAX_LOGPROBS}.",
+    ),
+    "echo": Field(_FLAG, "The text begins with the prompt, as its tokens are decoded."),
+    "best_of": _integer(
+        1,
+        MAX_CHOICES,
+        "So many choices are generated of each prompt, and the n with the highest mean log-probability are the answer. "
+        "n or more; with stream no more than n.",
+    ),
+}
+_NAME: Schema = {"type": "string", "pattern": f"^[A-Za-z0-9_-]{{1,{MAX_NAME}}}$"}
+_FUNCTION: Schema = {
+    "type": "object",
+    "required": ["name"],
+    "properties": {
+        "name": _NAME,
+        "description": {"type": "string"},
+        "parameters": {"type": "object", "description": "A JSON schema of an object."},
+        "strict": {"type": "boolean", "description": "Arguments are valid by the schema, always."},
+    },
+}
+_NAMED: Schema = {
+    "type": "object",
+    "required": ["type", "function"],
+    "properties": {
+        "type": {"const": "function"},
+        "function": {"type": "object", "required": ["name"], "properties": {"name": _NAME}},
+    },
+}
+_ALLOWED: Schema = {
+    "type": "object",
+    "required": ["type", "allowed_tools"],
+    "properties": {
+        "type": {"const": "allowed_tools"},
+        "allowed_tools": {
+            "type": "object",
+            "required": ["mode", "tools"],
+            "properties": {
+                "mode": {"type": "string", "enum": ["auto", "required"]},
+                "tools": {"type": "array", "minItems": 1, "items": _NAMED},
+            },
+        },
+    },
+}
+TOOLS: dict[str, Field] = {
+    "tools": Field(
+        {
+            "type": "array",
+            "maxItems": MAX_TOOLS,
+            "items": {
+                "type": "object",
+                "required": ["type", "function"],
+                "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+            },
+        },
+        f"Functions that the model may call. Together at most {MAX_TOOLS_LENGTH} characters of JSON.",
+    ),
+    "tool_choice": Field(
+        {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED, _ALLOWED]},
+        "auto unless given: the model decides. required, or a function: its answer is a call.",
+    ),
+    "parallel_tool_calls": Field(_FLAG, "False: one call at most. Only with tools."),
+}
+TEMPLATE: dict[str, Field] = {
+    "add_generation_prompt": Field(_FLAG, "For messages: true unless given, or continue_final_message is."),
+    "continue_final_message": Field(_FLAG, "The model goes on with the last message in place of answering it."),
+    "chat_template_kwargs": Field(
+        {"type": "object", "maxProperties": MAX_VARIABLES},
+        "More variables for the chat template, such as enable_thinking.",
+    ),
+    "documents": Field(
+        {"type": "array", "maxItems": MAX_DOCUMENTS, "items": {"type": "object"}},
+        "Texts to answer from, for chat templates that have a place for them.",
+    ),
+    "chat_template": Field(
+        {"type": "string", "minLength": 1, "maxLength": MAX_TEMPLATE_LENGTH},
+        "In place of the model's; only if the server was started with --trust-request-chat-template.",
+    ),
 }
 CHAT: dict[str, Field] = {
     "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
     "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
+    **TOOLS,
+    **TEMPLATE,
     **COMMON,
+    "logprobs": Field(_FLAG, "Log-probabilities of each token."),
+    "top_logprobs": _integer(
+        0,
+        MAX_TOP_LOGPROBS,
+        "And of so many best ones; with logprobs only. Choices x max_tokens x (top_logprobs + 1) is at most "
+        f"{MAX_LOGPROBS}.",
+    ),
 }
 
 
@@ -113,7 +262,6 @@ def _is_null_or_false(value: Any) -> bool:
 _Harmless = Callable[[Any], bool]
 UNSUPPORTED: dict[str, _Harmless] = {
     "suffix": _is_off,
-    "logprobs": _is_null_or_false,
     "top_logprobs": _is_null_or_false,
     "prompt_logprobs": _is_null_or_false,
     "echo": _is_null_or_false,
@@ -121,18 +269,11 @@ UNSUPPORTED: dict[str, _Harmless] = {
     "tool_choice": lambda value: value in (None, "none", "auto"),
     "functions": _is_off,
     "function_call": lambda value: value in (None, "none", "auto"),
-    "response_format": lambda value: value is None or (isinstance(value, dict) and value.get("type") == "text"),
-    "structured_outputs": _is_off,
-    "guided_json": _is_off,
-    "guided_regex": _is_off,
-    "guided_choice": _is_off,
-    "guided_grammar": _is_off,
     "modalities": lambda value: value in (None, ["text"]),
     "audio": _is_off,
     "prediction": _is_off,
     "priority": _is_off,
     "timeout": lambda value: value is None,
-    "return_token_ids": _is_null_or_false,
     "use_beam_search": _is_null_or_false,
     "bad_words": _is_off,
     "allowed_token_ids": lambda value: value is None,
@@ -149,12 +290,14 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[st
     """
     ignored = []
     for name, value in body.items():
+        if name in known:
+            continue
         if name in UNSUPPORTED:
             if not UNSUPPORTED[name](value):
                 raise InvalidRequest(name, f"{name} is not supported", code="unsupported_parameter")
         elif name == "best_of":
             _check_best_of(value, body.get("n"))
-        elif name not in known:
+        else:
             ignored.append(name)
     return ignored
 

@@ -5,67 +5,128 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
+from orcaserve.core import Request
 from orcaserve.core.errors import EngineError, InvalidRequest
 from orcaserve.serving.http import Exchange, encode_json, error_object
+from orcaserve.serving.logprobs import LogprobsStyle
+from orcaserve.serving.marked_text import MarkedTextStream, Taken
 from orcaserve.serving.params import StreamOptions
 from orcaserve.serving.service import Choice, Plan, Service, as_invalid
 
 DONE = b"data: [DONE]\n\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What has come of a choice in one go. columns: of its log-probabilities, None if there are none."""
+
+    columns: tuple[str, ...] | None
+    ids: Sequence[int]
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What stands beside the text of a choice, as JSON. logprobs: the value of that member; members: of the choice,
+    outer: of the whole event or answer, a comma before each."""
+
+    logprobs: str = "null"
+    members: str = ""
+    outer: str = ""
+
+
+NOTHING = Extras()
+
+
 class Shape(ABC):
     """How an endpoint writes its answers. `quote`d text is ASCII, so no client can split it in the wrong place.
 
-    kind, event_kind: the `object` of a whole answer and of an event. include_usage: events carry `usage`, null in all
-    but the last.
+    kind, event_kind: the `object` of a whole answer and of an event. options: whether events carry `usage`, null in all
+    but the last; or that of the moment. style: how log-probabilities are written, if they were asked for; return_ids:
+    whether token ids are. Those of a prompt stand beside the choices, or in each.
     """
 
     kind: str
     event_kind: str
+    ids_of_prompt_outside = False
 
-    def __init__(self, answer_id: str, model: str, include_usage: bool) -> None:
-        self._id, self._model, self._created = answer_id, model, int(time.time())
+    def __init__(
+        self,
+        answer_id: str,
+        model: str,
+        options: StreamOptions,
+        style: LogprobsStyle | None = None,
+        return_ids: bool = False,
+    ) -> None:
+        self._created = int(time.time())
         # The constant parts of every event, around its list of choices.
-        self._open = (
-            f'data: {{"id":{quote(answer_id)},"object":"{self.event_kind}","created":{self._created},'
-            f'"model":{quote(model)},"choices":['
-        )
-        self._close = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+        head = f'"created":{self._created},"model":{quote(model)},"choices":['
+        self._open = f'data: {{"id":{quote(answer_id)},"object":"{self.event_kind}",{head}'
+        self._open_whole = f'{{"id":{quote(answer_id)},"object":"{self.kind}",{head}'
+        self._close = ',"usage":null}\n\n' if options.include_usage else "}\n\n"
+        self._style = style
+        self._return_ids = return_ids
+        self.usage_now: Callable[[], dict[str, Any]] | None = None  # what events are to tell
 
     @abstractmethod
-    def frames(self, index: int, text: str, finish_reason: str | None) -> str:
+    def frames(self, index: int, text: str, finish_reason: str | None, extras: Extras = NOTHING) -> str:
         """Events for new text of a choice, and for its end if there is a finish reason."""
 
     @abstractmethod
     def choice(self, text: str) -> dict[str, Any]:
         """The text of a choice in a whole answer, without what all choices have."""
 
-    def frame(self, index: int, content: str, finish_reason: str | None) -> str:
+    def told(self, text: str, finish_reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """The same, and why the choice ended, as the endpoint's clients know it."""
+        return self.choice(text), finish_reason
+
+    def frame(self, index: int, content: str, finish_reason: str | None, extras: Extras = NOTHING) -> str:
         """One event for one choice; content: its JSON members that are the endpoint's own."""
         reason = f'"{finish_reason}"' if finish_reason else "null"
-        return f'{self._open}{{"index":{index},{content},"logprobs":null,"finish_reason":{reason}}}{self._close}'
+        close = self._close if self.usage_now is None else f',"usage":{_json(self.usage_now())}}}\n\n'
+        return (
+            f'{self._open}{{"index":{index},{content},"logprobs":{extras.logprobs},"finish_reason":{reason}'
+            f"{extras.members}}}]{extras.outer}{close}"
+        )
 
     def usage_frame(self, usage: dict[str, Any]) -> str:
-        return f'{self._open}],"usage":{encode_json(usage).decode()}}}\n\n'
+        return f'{self._open}],"usage":{_json(usage)}}}\n\n'
 
-    def answer(self, texts: Sequence[tuple[str, str | None]], usage: dict[str, Any]) -> dict[str, Any]:
-        """The whole answer; texts: text and finish reason of each choice, in order."""
-        choices = [
-            {"index": index, **self.choice(text), "logprobs": None, "finish_reason": reason}
-            for index, (text, reason) in enumerate(texts)
-        ]
-        return {
-            "id": self._id,
-            "object": self.kind,
-            "created": self._created,
-            "model": self._model,
-            "choices": choices,
-            "usage": usage,
-        }
+    def answer(self, choices: Sequence[tuple[str, str | None, Extras]], usage: dict[str, Any]) -> bytes:
+        """The whole answer; choices: text, finish reason and all else of each, in order."""
+        written = []
+        for index, (text, reason, extras) in enumerate(choices):
+            members, reason = self.told(text, reason)
+            content = _json(members)[1:-1]
+            written.append(
+                f'{{"index":{index},{content},"logprobs":{extras.logprobs},"finish_reason":{_json(reason)}'
+                f"{extras.members}}}"
+            )
+        outer = choices[0][2].outer if choices else ""
+        return f'{self._open_whole}{",".join(written)}],"usage":{_json(usage)}{outer}}}'.encode()
+
+    def read(self, taken: Taken) -> Read:
+        """Written as far as it can be before more comes."""
+        columns = self._style.members(taken.marks) if self._style is not None and taken.marks else None
+        return Read(columns, taken.ids if self._return_ids else (), taken.first)
+
+    def written(self, parts: Sequence[Read], request: Request) -> Extras:
+        """parts: in order, what has come of a choice."""
+        columns = [part.columns for part in parts if part.columns is not None]
+        logprobs = self._style.value(columns) if self._style is not None and columns else "null"
+        if not self._return_ids:
+            return NOTHING if logprobs == "null" else Extras(logprobs)
+        ids = [token for part in parts for token in part.ids]
+        members, outer = f',"token_ids":{_json(ids)}', ""
+        if any(part.first for part in parts):
+            prompt = f',"prompt_token_ids":{_json(list(request.input_ids))}'
+            members, outer = (members, prompt) if self.ids_of_prompt_outside else (members + prompt, "")
+        return Extras(logprobs, members, outer)
 
 
 async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shape, options: StreamOptions) -> None:
@@ -73,8 +134,9 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
 
     Whatever ends this, no choice is left running; that the client left does it within one iteration.
     """
+    await service.compile_grammars(plan)
     kind = StreamedReply if options.stream else WholeReply
-    reply = kind(exchange, shape, plan, options.include_usage)
+    reply = kind(exchange, shape, plan, options)
     choices = service.start(plan, exchange.arrival, reply)
     try:
         await reply.send(choices)
@@ -86,11 +148,13 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
 class Reply(ABC):
     """The audience of a request's choices. They call, one task sends; it sleeps while there is nothing for it to do."""
 
-    def __init__(self, exchange: Exchange, shape: Shape, plan: Plan, include_usage: bool) -> None:
+    def __init__(self, exchange: Exchange, shape: Shape, plan: Plan, options: StreamOptions) -> None:
         self._exchange = exchange
         self._shape = shape
-        self._n_prompt = plan.n_prompt
-        self._include_usage = include_usage
+        self._plan = plan
+        self._include_usage = options.include_usage
+        if options.continuous_usage:
+            shape.usage_now = self._usage
         self._n_running = len(plan.choices)
         self._error: Exception | None = None
         self._something_to_do = asyncio.Event()
@@ -120,25 +184,35 @@ class Reply(ABC):
             raise self._error
         return as_invalid(self._error, admitted=any(choice.text.n_tokens for choice in choices))
 
-    def _usage(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """prompt_tokens counts each prompt once; completion_tokens counts all choices."""
-        completion = sum(choice.text.n_tokens for choice in choices)
+    def _usage(self) -> dict[str, Any]:
+        """prompt_tokens counts each prompt once; completion_tokens counts all choices, also those not in the answer."""
+        prompt, completion = self._plan.n_prompt, sum(text.n_tokens for _, text in self._plan.choices)
         return {
-            "prompt_tokens": self._n_prompt,
+            "prompt_tokens": prompt,
             "completion_tokens": completion,
-            "total_tokens": self._n_prompt + completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"audio_tokens": 0, "cached_tokens": 0},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 0,
+                "audio_tokens": 0,
+                "reasoning_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         }
 
 
 class WholeReply(Reply):
     """One object with all texts. A failure is an error answer."""
 
-    def __init__(self, exchange: Exchange, shape: Shape, plan: Plan, include_usage: bool) -> None:
-        super().__init__(exchange, shape, plan, include_usage)
+    def __init__(self, exchange: Exchange, shape: Shape, plan: Plan, options: StreamOptions) -> None:
+        super().__init__(exchange, shape, plan, options)
         self._texts: list[list[str]] = [[] for _ in plan.choices]
+        self._reads: list[list[Read]] = [[] for _ in plan.choices]
 
     def show(self, choice: Choice, text: str) -> None:
         self._texts[choice.index].append(text)
+        if isinstance(choice.text, MarkedTextStream):
+            self._reads[choice.index].append(self._shape.read(choice.text.take()))
         if choice.over:
             self._n_running -= 1
             if not self._n_running:
@@ -149,8 +223,15 @@ class WholeReply(Reply):
         if (failure := self._failure(choices)) is not None:
             await self._exchange.send_error(failure)
             return
-        texts = [("".join(parts), choice.finish_reason) for parts, choice in zip(self._texts, choices, strict=True)]
-        await self._exchange.send_json(200, self._shape.answer(texts, self._usage(choices)))
+        told = [
+            (
+                "".join(self._texts[choice.index]),
+                choice.finish_reason,
+                self._shape.written(self._reads[choice.index], choice.request),
+            )
+            for choice in best_choices(choices, self._plan)
+        ]
+        await self._exchange.send_bytes(200, self._shape.answer(told, self._usage()), b"application/json")
 
 
 class StreamedReply(Reply):
@@ -163,15 +244,16 @@ class StreamedReply(Reply):
     and it waits for a client that does not read: what cannot be written at once is kept, and goes out merged.
     """
 
-    def __init__(self, exchange: Exchange, shape: Shape, plan: Plan, include_usage: bool) -> None:
-        super().__init__(exchange, shape, plan, include_usage)
+    def __init__(self, exchange: Exchange, shape: Shape, plan: Plan, options: StreamOptions) -> None:
+        super().__init__(exchange, shape, plan, options)
         self._kept: dict[Choice, str] = {}
 
     def show(self, choice: Choice, text: str) -> None:
         self._n_running -= choice.over
         # The last event of all goes out together with the end.
         if self._n_running and not self._kept and self._exchange.may_write:
-            self._exchange.write_events(self._frames(choice, text))
+            if frames := self._frames(choice, text):  # none of a text that is held back
+                self._exchange.write_events(frames)
         else:
             self._kept[choice] = self._kept.get(choice, "") + text
             self._something_to_do.set()
@@ -192,10 +274,34 @@ class StreamedReply(Reply):
                 await self._exchange.end_events(frames + b"data: " + error + b"\n\n")
                 return
             if not self._n_running:
-                usage = self._shape.usage_frame(self._usage(choices)).encode() if self._include_usage else b""
+                usage = self._shape.usage_frame(self._usage()).encode() if self._include_usage else b""
                 await self._exchange.end_events(frames + usage + DONE)
                 return
-            await self._exchange.send_events(frames)
+            if frames:
+                await self._exchange.send_events(frames)
 
     def _frames(self, choice: Choice, text: str) -> bytes:
-        return self._shape.frames(choice.index, text, choice.finish_reason).encode()
+        extras = NOTHING
+        if isinstance(choice.text, MarkedTextStream):
+            extras = self._shape.written([self._shape.read(choice.text.take())], choice.request)
+        return self._shape.frames(choice.index, text, choice.finish_reason, extras).encode()
+
+
+def best_choices(choices: Sequence[Choice], plan: Plan) -> Sequence[Choice]:
+    """Those of the answer: all, or the best of each prompt, best first; of equals the first."""
+    if not plan.n_kept:
+        return choices
+    kept: list[Choice] = []
+    for begin in range(0, len(choices), plan.n_each):
+        each = sorted(choices[begin : begin + plan.n_each], key=lambda choice: -_mean_logprob(choice))
+        kept += each[: plan.n_kept]
+    return kept
+
+
+def _mean_logprob(choice: Choice) -> float:
+    assert isinstance(choice.text, MarkedTextStream), "the plan asks for what choices are compared by"
+    return choice.text.mean_logprob
+
+
+def _json(value: Any) -> str:
+    return encode_json(value).decode()

@@ -11,7 +11,7 @@ from orcaserve.serving.app import App
 from orcaserve.serving.http import Receive, Scope, Send
 from orcaserve.serving.replicas import Engines, engines_for
 from orcaserve.serving.service import Service
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 async def load_service(serving: ServingConfig, engine: EngineConfig, engines: Engines) -> Service:
@@ -22,7 +22,13 @@ async def load_service(serving: ServingConfig, engine: EngineConfig, engines: En
     except BaseException:
         reading.cancel()
         raise
-    return Service(engines, await reading, serving.served_model_name or engine.model.name)
+    return Service(
+        engines,
+        await reading,
+        serving.served_model_name or engine.model.name,
+        serving.tool_call_parser,
+        serving.trust_request_chat_template,
+    )
 
 
 class HostedEndpoint:

@@ -9,7 +9,7 @@ from typing import Any
 
 from orcaserve.serving.fields import CHAT, COMPLETION, UNSUPPORTED, Field, Schema
 from orcaserve.serving.http import MAX_IGNORED_SHOWN
-from orcaserve.serving.prompts import ROLES
+from orcaserve.serving.messages import ROLES
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE
 from orcaserve.version import __version__
 
@@ -79,7 +79,7 @@ def page() -> str:
     errors = "".join(f"<li>{code}: {escape(text)}</li>" for code, text in _ERRORS.items())
     return _PAGE.format(
         version=escape(__version__),
-        refused=", ".join(f"<code>{name}</code>" for name in UNSUPPORTED),
+        refused=", ".join(f"<code>{name}</code>" for name in UNSUPPORTED if name not in COMPLETION | CHAT),
         shown=MAX_IGNORED_SHOWN,
         sections="".join(sections),
         reads=reads,
@@ -122,19 +122,52 @@ def _error_responses(*codes: str) -> Schema:
 def _schemas() -> Schema:
     text = {"type": "string"}
     count = {"type": "integer", "minimum": 0}
+    number = {"type": "number"}
+    ids = _list(count)
     maybe = {"type": ["string", "null"]}
-    usage = _object(prompt_tokens=count, completion_tokens=count, total_tokens=count)
-    reason = {"type": "string", "enum": ["stop", "length"]}
-    message = _object(role={"const": "assistant"}, content=text, refusal={"type": "null"})
+    usage = _object(
+        prompt_tokens=count,
+        completion_tokens=count,
+        total_tokens=count,
+        prompt_tokens_details=_object(audio_tokens=count, cached_tokens=count),
+        completion_tokens_details=_object(
+            accepted_prediction_tokens=count,
+            audio_tokens=count,
+            reasoning_tokens=count,
+            rejected_prediction_tokens=count,
+        ),
+    )
+    reason = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+    called = _object(name=text, arguments=text)
+    calls = _list(_object(id=text, type={"const": "function"}, function=called))
+    message = _object(role={"const": "assistant"}, content=maybe, refusal={"type": "null"})
+    message["properties"]["tool_calls"] = calls
     common: Schema = {"id": text, "created": count, "model": text, "usage": usage}
 
-    def choices(**own: Schema) -> Schema:
-        return {"type": "array", "items": _object(index=count, finish_reason=reason, logprobs={"type": "null"}, **own)}
+    def choices(logprobs: str, **own: Schema) -> Schema:
+        told = {"anyOf": [{"$ref": f"#/components/schemas/{logprobs}"}, {"type": "null"}]}
+        choice = _object(index=count, finish_reason=reason, logprobs=told, **own)
+        choice["properties"] |= {"token_ids": ids, "prompt_token_ids": ids}
+        return {"type": "array", "items": choice}
 
     part = _object(type={"const": "text"}, text=text)
+    chat = _object(object={"const": "chat.completion"}, choices=choices("ChatLogprobs", message=message), **common)
+    chat["properties"]["prompt_token_ids"] = ids
+    token: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {**count, "maximum": 255}}}
     return {
-        "Completion": _object(object={"const": "text_completion"}, choices=choices(text=text), **common),
-        "ChatCompletion": _object(object={"const": "chat.completion"}, choices=choices(message=message), **common),
+        "Completion": _object(
+            object={"const": "text_completion"}, choices=choices("CompletionLogprobs", text=text), **common
+        ),
+        "ChatCompletion": chat,
+        "CompletionLogprobs": _object(
+            tokens=_list(text),
+            token_logprobs=_list({"type": ["number", "null"]}),
+            top_logprobs=_list({"type": ["object", "null"], "additionalProperties": number}),
+            text_offset=ids,
+        ),
+        "ChatLogprobs": _object(
+            content=_list(_object(**token, top_logprobs=_list(_object(**token)))), refusal={"type": "null"}
+        ),
         "Tokens": _object(tokens={"type": "array", "items": count}, count=count, max_model_len=count),
         "Text": _object(prompt=text),
         "Error": _object(error=_object(message=text, type=text, param=maybe, code=maybe)),
@@ -144,6 +177,8 @@ def _schemas() -> Schema:
             "properties": {
                 "role": {"type": "string", "enum": list(ROLES)},
                 "content": {"anyOf": [text, {"type": "array", "items": part}, {"type": "null"}]},
+                "tool_calls": {"anyOf": [calls, {"type": "null"}]},
+                "tool_call_id": maybe,
             },
         },
     }
@@ -151,6 +186,10 @@ def _schemas() -> Schema:
 
 def _object(**properties: Schema) -> Schema:
     return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _list(items: Schema) -> Schema:
+    return {"type": "array", "items": items}
 
 
 def _in_words(schema: Schema) -> str:

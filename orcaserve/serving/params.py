@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.core.sampling_params import SamplingParams
-from orcaserve.serving.fields import SAMPLING, flag
+from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
+from orcaserve.core.sampling_params import MAX_CHOICES, MAX_TOKENS_LIMIT, SamplingParams
+from orcaserve.serving.fields import MAX_LEGACY_LOGPROBS, SAMPLING, flag
+from orcaserve.serving.structured_output import read_grammar
 
 _ID = re.compile(r"[0-9]{1,10}")
 _SENT_AS_THEY_ARE = tuple(name for name in SAMPLING if name not in ("logit_bias", "stop", "max_tokens"))
@@ -17,10 +19,12 @@ _SENT_AS_THEY_ARE = tuple(name for name in SAMPLING if name not in ("logit_bias"
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """stream: answer with events; include_usage: and with the token counts before the end."""
+    """stream: answer with events; include_usage: and with the token counts before the end; continuous_usage: and with
+    those so far in every event."""
 
     stream: bool
     include_usage: bool
+    continuous_usage: bool = False
 
 
 def check_model(body: Mapping[str, Any], served: str) -> None:
@@ -39,17 +43,15 @@ def stream_options(body: Mapping[str, Any]) -> StreamOptions:
         raise InvalidRequest("stream_options", "stream_options must be an object", code="invalid_type")
     if not stream:
         raise InvalidRequest("stream_options", "stream_options is only for stream: true")
-    if flag(options, "continuous_usage_stats"):
-        message = "continuous_usage_stats is not supported"
-        raise InvalidRequest("stream_options", message, code="unsupported_parameter")
     try:
-        return StreamOptions(stream, flag(options, "include_usage"))
+        include_usage, continuous = flag(options, "include_usage"), flag(options, "continuous_usage_stats")
+        return StreamOptions(stream, include_usage, include_usage and continuous)
     except InvalidRequest as error:
         raise InvalidRequest("stream_options", error.message, code=error.code) from error
 
 
-def sampling_params(body: Mapping[str, Any], max_tokens: int) -> SamplingParams:
-    """The body's sampling fields; `max_tokens` holds where the client gave none.
+def sampling_params(body: Mapping[str, Any], max_tokens: int, least: int = 1) -> SamplingParams:
+    """The body's sampling fields; `max_tokens` holds where the client gave none, who may give `least` or more.
 
     Raises InvalidRequest naming the field as the client wrote it.
     """
@@ -61,12 +63,53 @@ def sampling_params(body: Mapping[str, Any], max_tokens: int) -> SamplingParams:
     if body.get("user") is not None and not isinstance(body["user"], str):
         raise InvalidRequest("user", "user must be a string", code="invalid_type")
     name = max_tokens_field(body)
+    grammar = read_grammar(body)
     try:
-        return SamplingParams(max_tokens=max_tokens if name is None else body[name], **values)
+        params = SamplingParams(max_tokens=max_tokens if name is None else body[name], grammar=grammar, **values)
+        if params.max_tokens < least:
+            raise InvalidRequest("max_tokens", f"max_tokens must be an integer from {least} to {MAX_TOKENS_LIMIT}")
+        return params
     except InvalidRequest as error:
         if error.field == "max_tokens" and name is not None:
-            raise InvalidRequest(name, error.message.replace("max_tokens", name), error.code) from error
+            message = error.message.replace("max_tokens", name).replace("from 0 to", f"from {least} to")
+            raise InvalidRequest(name, message, error.code) from error
         raise
+
+
+def legacy_logprobs(body: Mapping[str, Any]) -> int | None:
+    """`logprobs` of completions: a number of best tokens."""
+    return _number(body, "logprobs", 0, MAX_LEGACY_LOGPROBS)
+
+
+def chat_logprobs(body: Mapping[str, Any]) -> int | None:
+    """`logprobs` and `top_logprobs` of chats: a number of best tokens, or None if they are not asked for."""
+    asked, n_top = flag(body, "logprobs"), _number(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if n_top and not asked:
+        raise InvalidRequest("top_logprobs", "top_logprobs is only for logprobs: true")
+    return (n_top or 0) if asked else None
+
+
+def best_of(body: Mapping[str, Any], n: int, stream: bool) -> int:
+    """How many choices to generate for the n of the answer."""
+    value = _number(body, "best_of", 1, MAX_CHOICES)
+    if value is None:
+        return n
+    if value < n:
+        raise InvalidRequest("best_of", "best_of must be at least n")
+    if value > n and stream:
+        raise InvalidRequest("best_of", "best_of must not be more than n with stream: true")
+    return value
+
+
+def _number(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(name, f"{name} must be an integer", code="invalid_type")
+    if not low <= value <= high:
+        raise InvalidRequest(name, f"{name} must be an integer from {low} to {high}")
+    return value
 
 
 def max_tokens_field(body: Mapping[str, Any]) -> str | None:

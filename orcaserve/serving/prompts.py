@@ -1,17 +1,13 @@
-"""What a client sends as prompt or messages, checked for its form and turned into token ids."""
+"""What a client sends as prompt, checked for its form and turned into token ids."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from orcaserve.core.errors import CannotFit, InvalidRequest
-from orcaserve.serving.chat_template import ChatTemplate
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 MAX_PROMPTS = 1024  # of one request
-MAX_MESSAGES = 4096
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
@@ -51,69 +47,23 @@ def encode_prompts(prompts: list[str | list[int]], tokenizer: Tokenizer, most_to
     return encoded
 
 
-def read_messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a chat: each with a role and text; parts of text are joined by newlines."""
-    if not isinstance(value, list):
-        raise InvalidRequest("messages", "messages must be a list", code="invalid_type")
-    if not 1 <= len(value) <= MAX_MESSAGES:
-        raise InvalidRequest("messages", f"messages must hold 1 to {MAX_MESSAGES} messages")
-    return [_message(item) for item in value]
-
-
-def encode_messages(
-    messages: list[dict[str, Any]],
-    template: ChatTemplate | None,
-    tokenizer: Tokenizer,
-    most_tokens: int,
-    generation_prompt: bool = True,
-) -> list[int]:
-    """Ids of the rendered conversation. May take long: call it on a thread. Raises as encode_prompts."""
-    if template is None:
-        raise InvalidRequest("messages", "this model has no chat template: use /v1/completions", "no_chat_template")
-    text = template.render(messages, add_generation_prompt=generation_prompt)
-    ids = encode_text("messages", text, tokenizer, most_tokens, add_special_tokens=False)
-    if not ids:
-        raise InvalidRequest("messages", "the chat template renders these messages to nothing")
-    return ids
-
-
 def encode_text(
     field: str, text: str, tokenizer: Tokenizer, most_tokens: int, add_special_tokens: bool = True
 ) -> list[int]:
-    """Encoding takes a hundred times the text's memory: a text that is certainly too long is refused before."""
+    """Ids of a text. Raises as refuse_if_too_long."""
+    refuse_if_too_long(field, text, tokenizer, most_tokens)
+    return tokenizer.encode(text, add_special_tokens)
+
+
+def refuse_if_too_long(field: str, text: str, tokenizer: Tokenizer, most_tokens: int) -> None:
+    """Encoding takes a hundred times the text's memory: a text that is certainly too long is refused before.
+
+    Raises CannotFit.
+    """
     limit = most_tokens * tokenizer.longest_token
     if len(text) > limit:
         message = f"the text has {len(text)} characters, but {most_tokens} tokens hold {limit} at most"
         raise CannotFit(field, message)
-    return tokenizer.encode(text, add_special_tokens)
-
-
-def _message(item: Any) -> dict[str, Any]:
-    if not isinstance(item, dict):
-        raise InvalidRequest("messages", "each message must be an object", code="invalid_type")
-    role = item.get("role")
-    if role not in ROLES:
-        raise InvalidRequest("messages", f"the role of a message must be one of {', '.join(ROLES)}")
-    content = item.get("content")
-    if content is None:
-        # An assistant that called a tool, or refused, said nothing; everyone else has to say something.
-        if role != "assistant" or not (item.get("tool_calls") or item.get("function_call") or item.get("refusal")):
-            raise InvalidRequest("messages", "each message needs content")
-        return dict(item)
-    return {**item, "content": _text(content)}
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not all(isinstance(part, Mapping) for part in content):
-        raise InvalidRequest("messages", "content must be a string or a list of parts", code="invalid_type")
-    texts = [part.get("text") for part in content if part.get("type") == "text"]
-    if len(texts) != len(content):
-        raise InvalidRequest("messages", "only parts of type text are supported", code="unsupported_parameter")
-    if not all(isinstance(text, str) for text in texts):
-        raise InvalidRequest("messages", "the text of a part must be a string", code="invalid_type")
-    return "\n".join(map(str, texts))
 
 
 def _is_id(value: Any) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Protocol
@@ -16,6 +16,7 @@ from orcaserve.core import (
     EngineFacts,
     EngineStatus,
     FinishReason,
+    Grammar,
     InvalidRequest,
     IterationReport,
     Progress,
@@ -25,14 +26,18 @@ from orcaserve.core import (
 )
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
 from orcaserve.serving.chat_template import ChatTemplate
-from orcaserve.serving.fields import MAX_WORK
+from orcaserve.serving.conversation import ChatEncoder, RequestTemplates
+from orcaserve.serving.fields import MAX_LOGPROBS, MAX_WORK
+from orcaserve.serving.grammar_checker import GrammarChecker
+from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.metrics import Metrics
 from orcaserve.serving.text_stream import TextStream
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 # Work and no iteration for so long: not ready. An iteration takes all prompts that fit its batch, so a healthy one has
 # no bound of its own: with long prompts on a slow machine it may take minutes.
 STALL_SECONDS = 300.0
+PLAIN_TEXT = TextOptions()
 
 
 class Tokens(Protocol):
@@ -75,10 +80,18 @@ class Client(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The choices of a checked request, not yet handed to the engine; n_prompt: tokens of its prompts."""
+    """The choices of a checked request, not yet handed to the engine; n_prompt: tokens of its prompts.
+
+    n_kept, n_each: of the n_each choices of every prompt, the n_kept with the highest mean log-probability are the
+    answer, best first; n_each 0: all are, as they come.
+    grammars: of its choices, each with the field that asks for it; they have to be compiled once before it is begun.
+    """
 
     choices: Sequence[tuple[Request, TextStream]]
     n_prompt: int
+    n_kept: int = 0
+    n_each: int = 0
+    grammars: Mapping[Grammar, str | None] = field(default_factory=dict)
 
 
 class Audience(Protocol):
@@ -146,7 +159,7 @@ class Choice:
             latency = metrics.between_tokens if self.text.n_tokens else metrics.first_token
             latency.observe(now - self._last_token)
             self._last_token = now
-        text = self.text.push(news.token, news.finish_reason)
+        text = self.text.push(news.token, news.finish_reason, news.logprobs)
         if self.text.finish_reason is not None:
             self._end(self.text.finish_reason.value)
             if news.finish_reason is None:  # a stop string, which only we can see
@@ -166,10 +179,18 @@ class Choice:
 class Service:
     """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model.
+    name: what clients call the model. call_parser: the format in which it writes calls of tools; None: what its chat
+    template says. request_templates: whether requests may bring chat templates of their own.
     """
 
-    def __init__(self, client: Client, tokenizer: Tokenizer, name: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        tokenizer: Tokenizer,
+        name: str,
+        call_parser: str | None = None,
+        request_templates: bool = False,
+    ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.name = name
@@ -177,10 +198,18 @@ class Service:
         self.facts = client.facts
         source = tokenizer.chat_template
         self.template = None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+        self._encoder = None if self.template is None else ChatEncoder(self.template, tokenizer)
+        self._tool_encoder = self._encoder
+        if tokenizer.tool_template is not None:
+            tool_template = ChatTemplate(tokenizer.tool_template, tokenizer.special_tokens)
+            self._tool_encoder = ChatEncoder(tool_template, tokenizer)
+        self._request_templates = RequestTemplates(tokenizer) if request_templates else None
+        self.call_parser = call_parser
         self.metrics = Metrics(name, self.facts, client.replicas)
         for number, replica in enumerate(client.replicas):
             replica.on_report = partial(self.metrics.on_report, number)
             replica.on_restart = partial(self.metrics.on_restart, number)
+        self._grammars = GrammarChecker(lambda: tokenizer.vocabulary(self.facts.vocab_size, self.facts.eos_ids))
         self._request_ids = count(1)
         self._busy_since = time.monotonic()
 
@@ -189,23 +218,64 @@ class Service:
         left = self.facts.longest_request - n_input
         return max(1, left if at_most is None else min(left, at_most))
 
-    def plan(self, prompts: Sequence[tuple[list[int], SamplingParams]]) -> Plan:
-        """The requests of all prompts: choice prompt_index * n + i. From any thread.
+    def chat_encoder(self, source: object = None, tools: bool = False) -> ChatEncoder:
+        """What turns chats, with tools or without, into ids. From any thread.
+
+        source: a chat template in place of the model's.
+
+        Raises InvalidRequest if there is none, or none may be brought.
+        """
+        if source is not None:
+            if self._request_templates is None:
+                message = "chat_template is taken only by a server that was started with --trust-request-chat-template"
+                raise InvalidRequest("chat_template", message, code="unsupported_parameter")
+            return self._request_templates.encoder(source)
+        encoder = self._tool_encoder if tools else self._encoder
+        if self.template is None or encoder is None:
+            message = "this model has no chat template: use /v1/completions"
+            raise InvalidRequest("messages", message, "no_chat_template")
+        return encoder
+
+    def plan(
+        self,
+        prompts: Sequence[tuple[list[int], SamplingParams]],
+        options: TextOptions = PLAIN_TEXT,
+        n_kept: int = 0,
+        grammar_field: str | None = None,
+    ) -> Plan:
+        """The requests of all prompts: choice prompt_index * n + i. From any thread. n_kept: see Plan; 0: all.
+
+        grammar_field: the field that asks for their grammar, if they have one.
 
         Raises InvalidRequest for what the model cannot run, or what would cost too much beside others.
         """
         n_choices = sum(params.n for _, params in prompts)
         # One choice is bounded by the context and the limits of its fields.
         if n_choices > 1 and sum(_work(ids, params) for ids, params in prompts) > MAX_WORK:
-            field = "n" if n_choices > len(prompts) else "prompt"
-            message = "choices x (prompt tokens + logit_bias entries + stop ids + stop characters) must be at most"
-            raise InvalidRequest(field, f"{message} {MAX_WORK}")
-        choices = [
-            (request, TextStream(self.tokenizer, ids, params))
-            for ids, params in prompts
-            for request in fan_out(self._request_ids, ids, params, self.facts)
-        ]
-        return Plan(choices, sum(len(ids) for ids, _ in prompts))
+            name = "n" if n_choices > len(prompts) else "prompt"
+            what = "prompt tokens + logit_bias entries + stop ids + stop characters + characters of a grammar"
+            raise InvalidRequest(name, f"choices x ({what}) must be at most {MAX_WORK}")
+        if sum(_n_logprobs(ids, params) for ids, params in prompts) > MAX_LOGPROBS:
+            name = "best_of" if n_kept else "logprobs"
+            message = f"{name}: choices x tokens x (best ones of each + 1) must be at most {MAX_LOGPROBS}"
+            raise InvalidRequest(name, message)
+        choices: list[tuple[Request, TextStream]] = []
+        for ids, params in prompts:
+            requests = fan_out(self._request_ids, ids, params, self.facts)
+            new_text = options.streams(self.tokenizer, ids, params)
+            choices += [(request, new_text()) for request in requests]
+        n_each = prompts[0][1].n if n_kept else 0
+        grammars = {params.grammar: grammar_field for _, params in prompts if params.grammar is not None}
+        return Plan(choices, sum(len(ids) for ids, _ in prompts), n_kept, n_each, grammars)
+
+    async def compile_grammars(self, plan: Plan) -> None:
+        """Raises InvalidRequest naming the field if one of them cannot be compiled."""
+        for grammar, name in plan.grammars.items():
+            await self._grammars.check(grammar, name)
+
+    def close(self) -> None:
+        """Nothing is served any more."""
+        self._grammars.close()
 
     def start(self, plan: Plan, arrival: float, audience: Audience) -> list[Choice]:
         """Hand all choices to the engine. Raises EngineError if it is gone, before any of them is."""
@@ -250,7 +320,15 @@ class Service:
 
 def _work(ids: Sequence[int], params: SamplingParams) -> int:
     stops = len(params.stop_token_ids) + sum(map(len, params.stop))
-    return params.n * (len(ids) + len(params.logit_bias) + stops)
+    grammar = 0 if params.grammar is None else len(params.grammar.text)
+    return params.n * (len(ids) + len(params.logit_bias) + stops + grammar)
+
+
+def _n_logprobs(ids: Sequence[int], params: SamplingParams) -> int:
+    """Log-probabilities that a prompt's choices may be told at most."""
+    output = 0 if params.logprobs is None else params.max_tokens * (1 + params.logprobs)
+    prompt = 0 if params.prompt_logprobs is None else len(ids) * (1 + params.prompt_logprobs)
+    return params.n * (output + prompt)
 
 
 def new_id(prefix: str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from orcaserve.core.logprobs import Logprobs
 from orcaserve.core.request import FinishReason
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.serving.stop_strings import StopFilter
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 class TextStream:
@@ -18,18 +19,28 @@ class TextStream:
         if stream.finish_reason: ...                    # the engine's, or STOP as soon as a stop string is complete
 
     The caller cancels the request in the engine when `finish_reason` is set and the engine has not ended it.
+    shown: special tokens that are text here, whatever the client asked for.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._detokenizer = tokenizer.detokenizer(prompt_ids, params.skip_special_tokens)
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
+        self._detokenizer = tokenizer.detokenizer(prompt_ids, params.skip_special_tokens, shown)
         self._stops = StopFilter(params.stop, params.include_stop_str_in_output)
         self._show_stop_token = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self.n_tokens = 0
         self.finish_reason: FinishReason | None = None
 
-    def push(self, token: int | None, finish_reason: FinishReason | None = None) -> str:
-        """Text to show now. `finish_reason` comes with the request's last news, with or without a token.
+    def push(
+        self, token: int | None, finish_reason: FinishReason | None = None, logprobs: Logprobs | None = None
+    ) -> str:
+        """Text to show now. `finish_reason` comes with the request's last news, with or without a token. logprobs: for
+        streams that have a use for them (marked_text.py).
 
         A token that ended the request by its id is counted but not shown, unless the client asked to see it.
         """

@@ -6,18 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.serving.fields import MAX_WORK, Field, check_fields, flag
+from orcaserve.serving.conversation import read_conversation
+from orcaserve.serving.fields import MAX_WORK, TEMPLATE, TOOLS, Field, check_fields, flag
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.params import check_model
-from orcaserve.serving.prompts import encode_messages, encode_text, read_messages
+from orcaserve.serving.prompts import encode_text
 from orcaserve.serving.service import Service
+from orcaserve.serving.tool_calls.tools import read_tools
 
 TOKENIZE: dict[str, Field] = {
     "model": Field({"type": "string"}),
     "prompt": Field({"type": "string"}, f"Text of at most {MAX_WORK} tokens; or give messages."),
     "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
     "add_special_tokens": Field({"type": "boolean"}, "For prompt: true unless given."),
-    "add_generation_prompt": Field({"type": "boolean"}, "For messages: true unless given."),
+    **TEMPLATE,
+    **TOOLS,
 }
 DETOKENIZE: dict[str, Field] = {
     "model": Field({"type": "string"}),
@@ -31,9 +34,9 @@ def tokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> A
     _check_optional_model(body, service)
     prompt, most = body.get("prompt"), service.facts.context_length
     if body.get("messages") is not None:
-        ask = flag(body, "add_generation_prompt", True)
-        messages = read_messages(body["messages"])
-        ids = encode_messages(messages, service.template, service.tokenizer, most, ask)
+        use = read_tools(body)
+        conversation = read_conversation(body, use.tools if use else ())
+        ids = service.chat_encoder(body.get("chat_template"), use is not None).encode(conversation, most)
     elif isinstance(prompt, str):
         ids = encode_text("prompt", prompt, service.tokenizer, most, flag(body, "add_special_tokens", True))
     else:

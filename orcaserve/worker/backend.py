@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import ConfigError, SamplingParams
+from orcaserve.core import ConfigError, Logprobs, SamplingParams
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.spec import ModelSpec
+from orcaserve.worker.scoring import NOTHING, Wanted
 
 _log = logging.getLogger(__name__)
+
+Outcome = tuple[Sequence[int], dict[int, str], Mapping[int, Logprobs]]
+"""Of an iteration: a token per request, request id -> why it cannot go on, request id -> what was wanted."""
 
 
 class Sampler(Protocol):
@@ -51,11 +55,17 @@ class Backend(Protocol):
         """Make the K/V region. Called once, before the first iteration."""
 
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
-    ) -> tuple[Sequence[int], dict[int, str]]:
-        """Forward and sample: token_ids [N] -> (a token per request, request id -> why its token means nothing).
+        self,
+        token_ids: Int32s,
+        layout: Layout,
+        request_ids: Sequence[int],
+        rows: Sequence[int] | None = None,
+        wanted: Wanted = NOTHING,
+    ) -> Outcome:
+        """Forward and sample: token_ids [N] -> a token per request; the token of one that cannot go on means nothing.
 
         rows: which of the layout's requests are those of request_ids, for the others are given no token; None: all.
+        wanted: log-probabilities, which nobody has who cannot go on.
         """
 
 

@@ -207,7 +207,8 @@ class WorkerController:
                 codec.encode_spans(IterationSpans(batch.iteration, len(batch.entries), batch.n_tokens, spans))
             )
         if self._answers:
-            self._server.send(codec.encode_result(result))
+            for message in codec.encode_results(result):
+                self._server.send(message)
         self._backend.spans.clear()
         self._n_run += 1
 

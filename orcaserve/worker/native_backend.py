@@ -19,6 +19,9 @@ from orcaserve.native.model import NativeModel
 from orcaserve.native.packed_model import PackedFile, load_packed
 from orcaserve.native.precision import Precision, choose_precision
 from orcaserve.native.sampler import Sampler
+from orcaserve.worker.backend import Outcome
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
+from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +46,7 @@ class NativeBackend:
         except ValueError as error:
             raise CheckpointError(f"{config.model.path.name}: {error}") from error
         self._storage = precision.kv
-        self.sampler = Sampler(team)
+        self.sampler = ConstrainedSampler(Sampler(team), vocabulary_of(config.model.path, self.spec))
         self.slot_bytes = slot_bytes(self.spec, self._storage)
 
     @property
@@ -54,12 +57,26 @@ class NativeBackend:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._storage)
 
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
-    ) -> tuple[Sequence[int], dict[int, str]]:
-        logits = self._model.forward(token_ids, layout, self._kv)
+        self,
+        token_ids: Int32s,
+        layout: Layout,
+        request_ids: Sequence[int],
+        rows: Sequence[int] | None = None,
+        wanted: Wanted = NOTHING,
+    ) -> Outcome:
+        self.sampler.begin(request_ids)
+        states = self._model.room_for(layout) if wanted.prompts else None
+        logits = self._model.forward(token_ids, layout, self._kv, states=states)
         if rows is not None:
             logits = logits[rows]
-        return self.sampler.sample(logits, request_ids) if request_ids else ([], {})
+        chosen = choose(self.sampler, logits, request_ids, wanted)
+        if states is None:
+            return chosen
+        kept = states
+        scored = score_prompts(
+            wanted.prompts, self.spec.vocab_size, lambda rows: self._model.head(kept[rows], self._kv), self.sampler
+        )
+        return joined(chosen, scored)
 
 
 def _load_files(model: ModelConfig, team: _kernels.Team) -> tuple[ModelSpec, Precision, NativeWeights]:

@@ -34,7 +34,7 @@ class PartBackend(PassesOn[Floats]):
         if part.spec.head_dim % 4:
             raise UnsupportedModel(f"heads of {part.spec.head_dim} dimensions are not supported, only multiples of 4")
         self._name, self._team = config.model.path.name, _kernels.Team(n_threads)
-        super().__init__(part)
+        super().__init__(part, config.model.path)
         self._loading = begin_loading(config.model, plan, place, self._team, n_threads)
         precision = self._loading.precision.with_kv(config.kv.dtype)
         _log.info("layers %d to %d: %s", part.layers.start, part.layers.stop - 1, precision.text)
@@ -65,6 +65,15 @@ class PartBackend(PassesOn[Floats]):
 
     def _compute(self, token_ids: Int32s, received: Floats | None, layout: Layout) -> Floats:
         return self._model.forward(token_ids if received is None else received, layout, self._kv)
+
+    def _compute_and_keep(self, token_ids: Int32s, received: Floats | None, layout: Layout) -> tuple[Floats, Floats]:
+        if received is not None:
+            return self._model.forward(received, layout, self._kv), received
+        states = self._model.room_for(layout)
+        return self._model.forward(token_ids, layout, self._kv, states=states), states
+
+    def _head(self, states: Floats, rows: Int32s) -> Floats:
+        return self._model.head(states[rows], self._kv)
 
     def _zeros(self, n: int) -> Floats:
         return np.zeros((n, self.spec.hidden_size), np.float32)

@@ -9,13 +9,17 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from orcaserve.core.spans import COMPUTE, RECEIVE, SAMPLE, Span
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
 from orcaserve.worker import backend
+from orcaserve.worker.backend import Outcome
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.sampled_elsewhere import SampledElsewhere
+from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
 Rows = TypeVar("Rows")  # an array or a tensor of rows
 
@@ -29,9 +33,12 @@ class PassesOn(ABC, Generic[Rows]):
     spans: what was done since somebody last cleared it.
     """
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: Part, path: Path) -> None:
+        """path: of the model, whose tokenizer says what grammars allow."""
         self.spec, self._part = part.spec, part
-        self._sampler = self._make_sampler() if part.last and part.shard == 0 else None
+        self._sampler: ConstrainedSampler[Any] | None = None
+        if part.last and part.shard == 0:
+            self._sampler = ConstrainedSampler(self._make_sampler(), vocabulary_of(path, part.spec))
         self.sampler: backend.Sampler = self._sampler or SampledElsewhere()
         self._plane: Any = None  # a DataPlane of these rows
         self._vocabularies = [
@@ -50,6 +57,14 @@ class PassesOn(ABC, Generic[Rows]):
         """received: as many rows as token_ids has; None at the first stage. It may be written over."""
 
     @abstractmethod
+    def _compute_and_keep(self, token_ids: Int32s, received: Rows | None, layout: Layout) -> tuple[Rows, Rows]:
+        """As `_compute`, at the last stage: also the hidden states after the last layer, of all rows."""
+
+    @abstractmethod
+    def _head(self, states: Rows, rows: Int32s) -> Rows:
+        """Logits, of its own vocabulary, of some of these rows."""
+
+    @abstractmethod
     def _zeros(self, n: int) -> Rows: ...
 
     @abstractmethod
@@ -64,27 +79,44 @@ class PassesOn(ABC, Generic[Rows]):
         self._expected.append((n_rows, incoming))
 
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
-    ) -> tuple[Sequence[int], dict[int, str]]:
+        self,
+        token_ids: Int32s,
+        layout: Layout,
+        request_ids: Sequence[int],
+        rows: Sequence[int] | None = None,
+        wanted: Wanted = NOTHING,
+    ) -> Outcome:
+        if self._sampler is not None:
+            self._sampler.begin(request_ids)
         received, n_rows = self._receive()
         started = time.monotonic_ns()
-        out: Any = self._compute(token_ids, None if received is None else received[: len(token_ids)], layout)
+        inputs: Any = None if received is None else received[: len(token_ids)]
+        out: Any
+        if scores := bool(wanted.prompts) and self._part.last:
+            out, states = self._compute_and_keep(token_ids, inputs, layout)
+        else:
+            out = self._compute(token_ids, inputs, layout)
         ended = self._now()
         self.spans.append(Span(COMPUTE, started, ended))
         if not self._part.last:
             self._send(out, n_rows)
-            return [0] * len(request_ids), {}
+            return [0] * len(request_ids), {}, {}
         self._passed_on = True
-        logits = self._plane.gather(out, self._vocabularies) if self._part.n_shards > 1 else out
-        if logits is None or self._sampler is None:
-            return [0] * len(request_ids), {}
-        if rows is not None:
-            logits = logits[rows]
-        chosen: tuple[Sequence[int], dict[int, str]] = ([], {})
-        if request_ids:
-            chosen = self._sampler.sample(logits, request_ids)
-        self.spans.append(Span(SAMPLE, ended, time.monotonic_ns()))
-        return chosen
+        logits = self._gather(out)
+        chosen: Any = [0] * len(request_ids), {}, {}
+        if logits is not None and self._sampler is not None:
+            chosen = choose(self._sampler, logits if rows is None else logits[rows], request_ids, wanted)
+        if scores:
+            logits_of = lambda rows: self._gather(self._head(states, rows))  # noqa: E731
+            chosen = joined(chosen, score_prompts(wanted.prompts, self.spec.vocab_size, logits_of, self._sampler))
+        if self._sampler is not None:
+            self.spans.append(Span(SAMPLE, ended, time.monotonic_ns()))
+        outcome: Outcome = chosen
+        return outcome
+
+    def _gather(self, own: Any) -> Any:
+        """Logits of the whole vocabulary, at the first shard; None elsewhere."""
+        return self._plane.gather(own, self._vocabularies) if self._part.n_shards > 1 else own
 
     def settle(self) -> None:
         if not self._passed_on:

@@ -11,7 +11,10 @@ from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.reference.builder import DTYPES, load_reference
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
+from orcaserve.worker.backend import Outcome
 from orcaserve.worker.devices import torch_device
+from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
+from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
 
 class ReferenceBackend:
@@ -24,7 +27,7 @@ class ReferenceBackend:
         self._kv_dtype = chosen(config.kv.dtype)
         self._page_size = config.kv.page_size
         self.spec = self._model.spec
-        self.sampler = Sampler()
+        self.sampler = ConstrainedSampler(Sampler(), vocabulary_of(config.model.path, self.spec))
         self.slot_bytes = 2 * self.spec.n_layers * self.spec.kv_size * STORAGE[self._kv_dtype].itemsize
 
     @property
@@ -36,12 +39,24 @@ class ReferenceBackend:
 
     @torch.inference_mode()
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
-    ) -> tuple[Sequence[int], dict[int, str]]:
-        logits = self._model.forward(torch.from_numpy(token_ids).long().to(self._model.device), layout, self._kv)
-        if rows is not None:
-            logits = logits[rows]
-        return self.sampler.sample(logits, request_ids) if request_ids else ([], {})
+        self,
+        token_ids: Int32s,
+        layout: Layout,
+        request_ids: Sequence[int],
+        rows: Sequence[int] | None = None,
+        wanted: Wanted = NOTHING,
+    ) -> Outcome:
+        self.sampler.begin(request_ids)
+        model = self._model
+        states = model.states(torch.from_numpy(token_ids).long().to(model.device), layout, self._kv)
+        logits = model.head(states, layout.last_rows if rows is None else layout.last_rows[rows])
+        chosen = choose(self.sampler, logits, request_ids, wanted)
+        if not wanted.prompts:
+            return chosen
+        scored = score_prompts(
+            wanted.prompts, self.spec.vocab_size, lambda some: model.head(states, some), self.sampler
+        )
+        return joined(chosen, scored)
 
 
 def chosen(dtype: str) -> str:

@@ -17,9 +17,11 @@ from orcaserve.model.reference.builder import load_reference_part
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
 from orcaserve.worker.among import Among
+from orcaserve.worker.backend import Outcome
 from orcaserve.worker.devices import check_nccl, torch_device
 from orcaserve.worker.passing_on import PassesOn
 from orcaserve.worker.reference_backend import chosen, torch_dtype
+from orcaserve.worker.scoring import NOTHING, Wanted
 
 
 class ReferencePartBackend(PassesOn[Tensor]):
@@ -35,7 +37,7 @@ class ReferencePartBackend(PassesOn[Tensor]):
         check_nccl(self._device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # of this thread, which is the only one that computes
-        super().__init__(part)
+        super().__init__(part, config.model.path)
         self._dtype = torch_dtype(config.model.dtype)
         all_reduce = self._all_reduce if part.n_shards > 1 else None
         self._model = load_reference_part(config.model.path, part, self._dtype, self._device, all_reduce)
@@ -60,9 +62,14 @@ class ReferencePartBackend(PassesOn[Tensor]):
 
     @torch.inference_mode()
     def iterate(
-        self, token_ids: Int32s, layout: Layout, request_ids: Sequence[int], rows: Sequence[int] | None = None
-    ) -> tuple[Sequence[int], dict[int, str]]:
-        return super().iterate(token_ids, layout, request_ids, rows)
+        self,
+        token_ids: Int32s,
+        layout: Layout,
+        request_ids: Sequence[int],
+        rows: Sequence[int] | None = None,
+        wanted: Wanted = NOTHING,
+    ) -> Outcome:
+        return super().iterate(token_ids, layout, request_ids, rows, wanted)
 
     @torch.inference_mode()
     def settle(self) -> None:
@@ -74,6 +81,14 @@ class ReferencePartBackend(PassesOn[Tensor]):
     def _compute(self, token_ids: Int32s, received: Tensor | None, layout: Layout) -> Tensor:
         inputs = torch.from_numpy(token_ids).long().to(self._device) if received is None else received
         return self._model.forward(inputs, layout, self._kv)
+
+    def _compute_and_keep(self, token_ids: Int32s, received: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        inputs = torch.from_numpy(token_ids).long().to(self._device) if received is None else received
+        states = self._model.states(inputs, layout, self._kv)
+        return self._model.head(states, layout.last_rows), states
+
+    def _head(self, states: Tensor, rows: Int32s) -> Tensor:
+        return self._model.head(states, rows)
 
     def _zeros(self, n: int) -> Tensor:
         return torch.zeros((n, self.spec.hidden_size), dtype=self._dtype, device=self._device)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult
+from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logprobs
 from orcaserve.model.kv_manager import KVManager
-from orcaserve.worker.backend import Backend, load_backend
+from orcaserve.worker.backend import Backend, Outcome, load_backend
 from orcaserve.worker.facts import engine_facts, n_slots_for, n_threads_for
+from orcaserve.worker.scoring import NOTHING, wanted_of
 
 
 class Worker:
@@ -26,6 +27,7 @@ class Worker:
         self._backend = backend
         self._kv = kv
         self._inputs: dict[int, list[int]] = {}  # of requests whose initiation comes in pieces: what has come
+        self._n_top: dict[int, int] = {}  # of requests that ask for log-probabilities: best tokens to tell of each
 
     @classmethod
     def load(cls, config: EngineConfig) -> Worker:
@@ -54,6 +56,7 @@ class Worker:
         for request_id in batch.drops:
             self._kv.drop(request_id)
             self._inputs.pop(request_id, None)
+            self._n_top.pop(request_id, None)
         self._backend.sampler.drop(batch.drops)
         failures: dict[int, str] = {}
         runnable: list[BatchEntry] = []
@@ -64,33 +67,42 @@ class Worker:
             else:
                 failures[entry.request_id] = why
         tokens: Sequence[int] = []
+        logprobs: Mapping[int, Logprobs] = {}
         chosen_for = [entry for entry in runnable if not entry.n_to_come]
         if runnable:
-            tokens, failed = self._iterate(runnable, chosen_for)
+            tokens, failed, logprobs = self._iterate(runnable, chosen_for)
             failures |= failed
         if len(chosen_for) < len(batch.entries):
             by_id = {entry.request_id: token for entry, token in zip(chosen_for, tokens, strict=True)}
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
-        return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started)
+        return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs)
 
-    def _iterate(
-        self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry]
-    ) -> tuple[Sequence[int], dict[int, str]]:
+    def _iterate(self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry]) -> Outcome:
         """A token for each of `chosen_for`, and which of them mean nothing."""
         layout = self._kv.lay_out([(entry.request_id, len(entry.tokens)) for entry in entries])
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
+        scores = False
         for entry in entries:
             if entry.n_to_come:
+                scores = scores or entry.scoring is not None
                 self._inputs.setdefault(entry.request_id, []).extend(entry.tokens)
             elif entry.params is not None:
                 tokens = [*self._inputs.pop(entry.request_id, ()), *entry.tokens] if entry.position else entry.tokens
                 n_input = len(tokens) - entry.n_output
                 settings = entry.params, entry.stop_ids, entry.seed
                 self._backend.sampler.admit(entry.request_id, tokens[:n_input], *settings, tokens[n_input:])
+                scores = scores or entry.scoring is not None
+                if entry.params.logprobs is not None:
+                    self._n_top[entry.request_id] = entry.params.logprobs
         rows = None
         if len(chosen_for) < len(entries):
             rows = [row for row, entry in enumerate(entries) if not entry.n_to_come]
-        return self._backend.iterate(flat, layout, [entry.request_id for entry in chosen_for], rows)
+        ids = [entry.request_id for entry in chosen_for]
+        wanted = NOTHING
+        if scores or self._n_top:
+            chosen = {request_id: self._n_top[request_id] for request_id in ids if request_id in self._n_top}
+            wanted = wanted_of(entries if scores else (), layout, chosen)
+        return self._backend.iterate(flat, layout, ids, rows, wanted)
 
     def _fault(self, entry: BatchEntry) -> str | None:
         """Why this entry cannot be run, fit to show to a client, or None. Checked before: this is the last line."""
@@ -100,4 +112,10 @@ class Worker:
             return f"the context length of {self.facts.context_length} tokens is exceeded"
         if entry.position != self._kv.n_tokens(entry.request_id):
             return "the tokens of this request were lost"
+        if (
+            entry.n_to_come
+            and entry.scoring is not None
+            and not 0 <= (entry.scoring.follower or 0) < self.facts.vocab_size
+        ):
+            return f"a token id lies outside 0..{self.facts.vocab_size - 1}"
         return None

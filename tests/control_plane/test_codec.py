@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,8 @@ from orcaserve.core import (
     EngineFacts,
     EngineStatus,
     FinishReason,
+    Grammar,
+    GrammarKind,
     InvalidRequest,
     IterationReport,
     Progress,
@@ -26,9 +30,13 @@ seconds = st.floats(0, 1e6)
 texts = st.text("aZ é漢🙂\n\0", max_size=20)
 
 
+grammars = st.builds(Grammar, st.sampled_from(GrammarKind), texts.filter(len))
+
+
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
     max_tokens = draw(st.integers(1, 2**31 - 1))
+    grammar = draw(st.none() | grammars)
     return SamplingParams(
         max_tokens=max_tokens,
         min_tokens=draw(st.integers(0, max_tokens)),
@@ -40,6 +48,8 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         frequency_penalty=draw(st.floats(-2, 2)),
         repetition_penalty=draw(st.floats(0.01, 10)),
         logit_bias=draw(st.dictionaries(token_ids, st.floats(-100, 100), max_size=5)),
+        grammar=grammar,
+        ignore_eos=grammar is not None and draw(st.booleans()),
     )
 
 
@@ -125,6 +135,14 @@ def test_a_prompt_too_long_for_a_message_is_refused() -> None:
 GOOD = wire.Sampling(max_tokens=1, temperature=1, top_p=1, repetition_penalty=1)
 
 
+def with_grammar(**fields: Any) -> wire.Sampling:
+    sampling = wire.Sampling()
+    sampling.CopyFrom(GOOD)
+    sampling.grammar.MergeFrom(wire.Grammar(**fields))
+    sampling.grammar.SetInParent()
+    return sampling
+
+
 @pytest.mark.parametrize(
     "submit",
     [
@@ -136,8 +154,23 @@ GOOD = wire.Sampling(max_tokens=1, temperature=1, top_p=1, repetition_penalty=1)
         wire.Submit(request_id=1, input_ids=[1], output_ids=[2**31], sampling=GOOD),
         wire.Submit(request_id=1, input_ids=[1], sampling=wire.Sampling()),
         wire.Submit(request_id=1, input_ids=[1], sampling=wire.Sampling(max_tokens=1, temperature=float("nan"))),
+        wire.Submit(request_id=1, input_ids=[1], sampling=with_grammar(text="a")),
+        wire.Submit(request_id=1, input_ids=[1], sampling=with_grammar(kind=wire.GRAMMAR_KIND_REGEX)),
+        wire.Submit(request_id=1, input_ids=[1], sampling=with_grammar(kind=wire.GRAMMAR_KIND_REGEX, text="a" * 2**17)),
     ],
-    ids=["no prompt", "no sampling", "id", "input id", "stop id", "output id", "all zero", "NaN"],
+    ids=[
+        "no prompt",
+        "no sampling",
+        "id",
+        "input id",
+        "stop id",
+        "output id",
+        "all zero",
+        "NaN",
+        "kind",
+        "text",
+        "long",
+    ],
 )
 def test_a_submit_that_is_wrong_by_itself_is_refused(submit: wire.Submit) -> None:
     with pytest.raises(InvalidRequest):

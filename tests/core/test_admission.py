@@ -27,6 +27,7 @@ def test_input_and_output_together_must_fit(context_length: int, n_slots: int, l
     with pytest.raises(CannotFit) as refusal:
         check_request([1] * 64, SamplingParams(max_tokens=1), model)
     assert refusal.value.field == "prompt"
+    check_request([1] * 64, SamplingParams(max_tokens=0), model)
 
 
 @pytest.mark.parametrize("input_ids", [[], [10], [-1], [1, 2, 2**40]])
@@ -39,6 +40,9 @@ def test_prompt_ids_must_exist(input_ids: list[int]) -> None:
 def test_output_of_an_earlier_engine_must_be_possible() -> None:
     check_output([], SamplingParams(max_tokens=1), facts())
     check_output([0, 9], SamplingParams(max_tokens=3), facts())
+    check_output([], SamplingParams(max_tokens=0), facts())
+    with pytest.raises(InvalidRequest):
+        check_output([1], SamplingParams(max_tokens=0), facts())
     for output in ([1, 1, 1], [10], [-1]):
         with pytest.raises(InvalidRequest):
             check_output(output, SamplingParams(max_tokens=3), facts())

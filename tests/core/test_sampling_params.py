@@ -13,7 +13,7 @@ from orcaserve.core import InvalidRequest, SamplingParams
 
 # field, least, most; both are allowed
 INTEGERS = [
-    ("max_tokens", 1, 2**31 - 1),
+    ("max_tokens", 0, 2**31 - 1),
     ("min_tokens", 0, 16),  # at most max_tokens, whose default is 16
     ("top_k", -1, 2**31 - 1),
     ("n", 1, 128),

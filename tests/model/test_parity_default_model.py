@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 N_NEW = 16
 

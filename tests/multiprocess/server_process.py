@@ -45,7 +45,13 @@ class Serve:
 
     @property
     def children(self) -> list[int]:
+        """Of its main thread: engines."""
         return list(map(int, Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()))
+
+    @property
+    def grammar_pids(self) -> list[int]:
+        """The process that compiles grammars, if there is one."""
+        return [pid for pid, title in children_of(self.process.pid).items() if title == "orcaserve: grammars"]
 
     @property
     def engine_pid(self) -> int:
@@ -88,6 +94,12 @@ class Serve:
 
 def workers(parent: int) -> dict[str, int]:
     """Process ids of a process's workers, by name."""
+    mark = "orcaserve: worker "
+    return {title.removeprefix(mark): pid for pid, title in children_of(parent).items() if title.startswith(mark)}
+
+
+def children_of(parent: int) -> dict[int, str]:
+    """A process's children, and what they are called."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -95,6 +107,6 @@ def workers(parent: int) -> dict[str, int]:
                 stat, title = Path(entry, "stat").read_text(), Path(entry, "cmdline").read_bytes()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if int(stat.rpartition(")")[2].split()[1]) == parent and title.startswith(b"orcaserve: worker"):
-                found[title.rstrip(b"\0").decode().removeprefix("orcaserve: worker ")] = int(entry.name)
+            if int(stat.rpartition(")")[2].split()[1]) == parent:
+                found[int(entry.name)] = title.rstrip(b"\0").decode(errors="replace")
     return found

@@ -244,7 +244,7 @@ def test_ray_serve(
         body = {"model": model, "prompt": PROMPTS[1], "temperature": 0, "ignore_eos": True, "max_tokens": 40}
         answer = http.post("/v1/completions", json=body)
         assert answer.json()["choices"][0]["text"] == expected[PROMPTS[1]]
-        assert http.post("/v1/completions", json={**body, "max_tokens": 0}).status_code == 400
+        assert http.post("/v1/completions", json={**body, "max_tokens": -1}).status_code == 400
         body |= {"prompt": long(0), "max_tokens": LONG, "stream": True}
         with http.stream("POST", "/v1/completions", json=body) as answer:
             assert answer.headers["content-type"].startswith("text/event-stream")

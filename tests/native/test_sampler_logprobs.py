@@ -119,6 +119,42 @@ def test_requests_that_cannot_go_on_have_no_logprobs(team: _kernels.Team) -> Non
     assert_close(logprobs[2], expected_logprobs(LOGITS, tokens[2], 1))
 
 
+@settings(max_examples=50)
+@given(
+    vocab=st.sampled_from([6, 100, 2503, 9001]),
+    seed=st.integers(0, 1000),
+    spread=st.sampled_from([0.0, 0.1, 3.0, 100.0]),
+    n_top=st.lists(st.integers(0, MAX_TOP_LOGPROBS), min_size=1, max_size=5),
+)
+def test_given_tokens_are_scored(
+    isa: str, team: _kernels.Team, vocab: int, seed: int, spread: float, n_top: list[int]
+) -> None:
+    """Any token of a row, the unlikeliest too; and requests that are sampled beside it feel nothing."""
+    rng = np.random.default_rng(seed)
+    n = len(n_top)
+    logits = (rng.standard_normal((n, vocab)) * spread).astype(np.float32)
+    tokens = rng.integers(vocab, size=n).tolist()
+    tokens[0] = int(logits[0].argmin())
+    sampler = Sampler(team)
+    sampler.admit(0, (1,), params(temperature=0.8, repetition_penalty=1.3), frozenset(), 3)
+    before = sampler.sample(logits[:1].copy(), [0])
+    for row, own in enumerate(sampler.score(logits.copy(), tokens, n_top)):
+        assert own is not None
+        assert_close(own, expected_logprobs(logits[row], tokens[row], n_top[row]))
+    other = Sampler(team)
+    other.admit(0, (1,), params(temperature=0.8, repetition_penalty=1.3), frozenset(), 3)
+    assert other.sample(logits[:1].copy(), [0]) == before
+    assert sampler.sample(logits[:1].copy(), [0]) == other.sample(logits[:1].copy(), [0])
+
+
+def test_rows_that_are_no_numbers_are_not_scored(team: _kernels.Team) -> None:
+    logits = np.tile(LOGITS, (3, 1))
+    logits[1, 2] = math.nan
+    first, second, third = Sampler(team).score(logits, [5, 0, 1], [0, 1, 2])
+    assert second is None and first is not None and third is not None
+    assert_close(third, expected_logprobs(LOGITS, 1, 2))
+
+
 @pytest.mark.parametrize("n_top", [-1, MAX_TOP_LOGPROBS + 1])
 def test_a_number_of_logprobs_out_of_range_is_refused(team: _kernels.Team, n_top: int) -> None:
     with pytest.raises(ValueError, match="0 to 20"):

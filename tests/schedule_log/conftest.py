@@ -28,6 +28,7 @@ def run_logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
         n_files: int = 4,
         seed: int = 0,
         pauses: float = 0.1,
+        only_read: float = 0.0,
     ) -> Path:
         path = tmp_path_factory.mktemp("log") / "run.log"
         config = EngineConfig(
@@ -42,6 +43,8 @@ def run_logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
         try:
             for i in range(n_requests):
                 params = SamplingParams(max_tokens=rng.randint(1, 20), temperature=1.0)
+                if only_read and rng.random() < only_read:
+                    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
                 prompt = [rng.randrange(256) for _ in range(rng.randint(1, 30))]
                 host.submit([Request(i, prompt, params, frozenset(range(2, 12)), seed=i)])
                 if rng.random() < 0.1:

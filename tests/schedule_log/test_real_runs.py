@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from orcaserve.config import POLICY_NAMES, PolicyName, SchedulerConfig
-from orcaserve.core import ConfigError
+from orcaserve.core import ConfigError, FinishReason
+from orcaserve.schedule_log.explain import overview, tell
 from orcaserve.schedule_log.format import Arrived, HandedOut, Over, Returned
 from orcaserve.schedule_log.reader import read_log
 from orcaserve.schedule_log.rotating_file import part_path
@@ -33,6 +34,22 @@ def test_the_order_of_batches_is_reproduced(run_logged: Run, policy: PolicyName)
     assert {batch.stop for batch in batches} > {Stop.NOBODY_WAITS}, "somebody had to wait"
     if policy == "overcommit":
         assert any(batch.preempted for batch in batches)
+
+
+@pytest.mark.parametrize("policy", POLICY_NAMES)
+def test_requests_that_are_only_read(run_logged: Run, policy: PolicyName) -> None:
+    """Among others: their batches are reproduced, they are told of, and they are no lives of tokens."""
+    path = run_logged(SchedulerConfig(5, policy), n_slots=80 if policy == "overcommit" else 512, seed=8, only_read=0.3)
+    log = read_log(path)
+    read = [event.request.id for event in log.events if isinstance(event, Arrived) and event.request.asked == 0]
+    assert len(read) > 5 and reproduce(log).difference is None
+    recorded = read_recorded(log)
+    assert not set(read) & set(recorded.ids) and recorded.n_left_out >= len(read)
+    ended = {end.id: end for event in log.events if isinstance(event, Returned) for end in event.ends}
+    some = next(number for number in read if number in ended and ended[number].why is FinishReason.LENGTH)
+    story = tell(log, some)
+    assert "which were only to be read" in story and "without a token" in story and "first token" not in story
+    assert str(some) in overview(log, 60)
 
 
 def test_request_level_in_microbatches(run_logged: Run) -> None:

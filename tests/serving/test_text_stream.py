@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from orcaserve.core import FinishReason, SamplingParams
 from orcaserve.serving.stop_strings import StopFilter
 from orcaserve.serving.text_stream import TextStream
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 
 def run(stream: TextStream, tokens: list[int], end: FinishReason | None = FinishReason.LENGTH) -> list[str]:

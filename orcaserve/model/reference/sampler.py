@@ -2,8 +2,9 @@
 
 The order of operations is that of transformers and vLLM:
 
-    repetition penalty (prompt + output), presence and frequency penalties (output), logit bias,
-    stop ids masked until min_tokens  ->  greedy: the best token
+    mask of a grammar, repetition penalty (prompt + output), presence and frequency penalties (output),
+    logit bias, stop ids masked until min_tokens
+                                      ->  greedy: the best token
                                       ->  temperature, top_k, top_p, min_p, then one draw
 
 A draw takes one uniform number made of the request's seed and the token's index in the text, and looks it up in the
@@ -14,13 +15,16 @@ batch, and not on whether its text so far came in one iteration or in many.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.logprobs import TokenLogprobs
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.model.reference.draw import draw, uniform
 
@@ -86,14 +90,62 @@ class Sampler:
             self._states.pop(request_id, None)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+    def sample(
+        self, logits: Tensor, request_ids: Sequence[int], masks: Mapping[int, NDArray[np.uint32]] | None = None
+    ) -> tuple[list[int], dict[int, str]]:
         """logits [R, vocabulary] float32, overwritten -> (a token per request, request id -> why it cannot go on).
 
         The token of a request that cannot go on is 0 and means nothing.
+        masks: request id -> the allowed tokens, [vocabulary / 32 rounded up] uint32, bit i % 32 of word i // 32 being
+        token i. Requests without one may get any token.
         """
         states = [self._states[request_id] for request_id in request_ids]
+        if masks:
+            masks = {row: masks[id_] for row, id_ in enumerate(request_ids) if id_ in masks}
+        tokens, failures = self._choose(logits, states, masks or {})
+        return tokens, {request_ids[row]: text for row, text in failures.items()}
+
+    @torch.inference_mode()
+    def sample_with_logprobs(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[int],
+        n_top: Mapping[int, int],
+        masks: Mapping[int, NDArray[np.uint32]] | None = None,
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
+        """As `sample`, and log-probabilities of the requests of n_top: request id -> number of best tokens.
+
+        A request that cannot go on has none.
+        """
+        rows = [row for row, request_id in enumerate(request_ids) if request_id in n_top]
+        logprobs = torch.log_softmax(logits[rows], 1)
+        tokens, failures = self.sample(logits, request_ids, masks)
+        told = {}
+        for own, row in zip(logprobs, rows, strict=True):
+            request_id = request_ids[row]
+            if request_id not in failures:
+                told[request_id] = _describe(own, tokens[row], n_top[request_id])
+        return tokens, failures, told
+
+    @torch.inference_mode()
+    def score(self, logits: Tensor, tokens: Sequence[int], n_top: Sequence[int]) -> list[TokenLogprobs | None]:
+        """logits [rows, vocabulary] float32; a given token for each row -> its log-probabilities.
+
+        n_top: best tokens of each. None for a row that holds what is no number.
+        """
+        logprobs = torch.log_softmax(logits, 1)
+        usable = logits.isfinite().all(1).tolist()
+        rows = zip(logprobs, tokens, n_top, usable, strict=True)
+        return [_describe(own, token, n) if good else None for own, token, n, good in rows]
+
+    def _choose(
+        self, logits: Tensor, states: Sequence[_State], masks: Mapping[int, NDArray[np.uint32]]
+    ) -> tuple[list[int], dict[int, str]]:
+        """A token for each row, and rows that cannot go on. masks: by row."""
         tokens = [0] * len(states)
         failures = _unusable(logits, states)
+        if masks:
+            _apply_masks(logits, masks)
         _adjust(logits, [(row, state) for row, state in enumerate(states) if row not in failures])
         best, picks = logits.max(1)
         for row, top in enumerate(best.tolist()):
@@ -108,7 +160,14 @@ class Sampler:
             if row not in failures:
                 tokens[row] = pick
                 state.append(pick)
-        return tokens, {request_ids[row]: text for row, text in failures.items()}
+        return tokens, failures
+
+
+def _describe(logprobs: Tensor, token: int, n_top: int) -> TokenLogprobs:
+    """logprobs: [vocabulary], of all tokens."""
+    own = logprobs[token]
+    values, ids = logprobs.topk(min(n_top, len(logprobs)))
+    return TokenLogprobs(own.item(), 1 + int((logprobs > own).sum()), ids.tolist(), values.tolist())
 
 
 def _unusable(logits: Tensor, states: Sequence[_State]) -> dict[int, str]:
@@ -125,6 +184,15 @@ def _unusable(logits: Tensor, states: Sequence[_State]) -> dict[int, str]:
             except InvalidRequest as error:
                 failures[row] = error.message
     return failures
+
+
+def _apply_masks(logits: Tensor, masks: Mapping[int, NDArray[np.uint32]]) -> None:
+    """masks: by row of the logits, at least one."""
+    words = np.stack(list(masks.values()))
+    allowed = np.unpackbits(words.view(np.uint8), axis=1, count=logits.shape[1], bitorder="little")
+    excluded = torch.from_numpy(allowed == 0).to(logits.device)
+    rows = torch.tensor(list(masks), device=logits.device)
+    logits[rows] = logits[rows].masked_fill(excluded, -torch.inf)
 
 
 class _Entries:

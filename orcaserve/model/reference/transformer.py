@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from orcaserve.model.layout import Layout
+from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
 from orcaserve.model.reference.attention import Attention
 from orcaserve.model.reference.kv_region import KVRegion
@@ -36,7 +36,7 @@ AllReduce = Callable[[Tensor], None]
 class Transformer:
     """A loaded model, or a part of one. Remembers nothing between calls but its weights.
 
-    n_steps: halves of layers that were run or, on a device that runs them later, begun; any thread may look.
+    n_steps: halves of layers, and heads, that were run or, on a device that runs them later, begun; for any thread.
     """
 
     def __init__(
@@ -68,6 +68,12 @@ class Transformer:
         A part without the first layers takes hidden states [N, hidden] in the place of ids; one without the last layers
         gives hidden states; one of several shards, the logits of its own vocabulary.
         """
+        x = self.states(inputs, layout, kv)
+        return self.head(x, layout.last_rows) if self.part.last else x
+
+    @torch.inference_mode()
+    def states(self, inputs: Tensor, layout: Layout, kv: KVRegion) -> Tensor:
+        """As `forward`, but hidden states after the last layer that it has, [N, hidden]."""
         x = self._embed(inputs, layout) if self.part.first else inputs
         angles = self._angles(layout)
         for index, layer in enumerate(self.weights.layers):
@@ -76,11 +82,15 @@ class Transformer:
             self.n_steps += 1
             x = x + self._sum(mlp(layer.mlp_norm(x), layer.up, layer.down, self.spec.activation, self.spec.gated))
             self.n_steps += 1
-        if not self.part.last:
-            return x
+        return x
+
+    @torch.inference_mode()
+    def head(self, states: Tensor, rows: Int32s) -> Tensor:
+        """Logits of some rows of hidden states after the last layer, float32."""
         assert self.weights.norm is not None and self.weights.head is not None
-        last = x[torch.from_numpy(layout.last_rows).long().to(self.device)]
-        return self.weights.head(self.weights.norm(last)).float()
+        self.n_steps += 1
+        some = states[torch.from_numpy(rows).long().to(self.device)]
+        return self.weights.head(self.weights.norm(some)).float()
 
     def _embed(self, token_ids: Tensor, layout: Layout) -> Tensor:
         assert self.weights.embedding is not None

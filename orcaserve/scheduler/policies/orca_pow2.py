@@ -22,4 +22,6 @@ class OrcaPow2(EvenBatches):
         self._n_output = n_output
 
     def reservation(self, request: Request) -> int:
-        return min(request.n_input + (1 << (self._n_output(request) - 1).bit_length()), self._longest)
+        n_output = self._n_output(request)
+        rounded = 1 << (n_output - 1).bit_length() if n_output else 0
+        return min(request.n_input + rounded, self._longest)

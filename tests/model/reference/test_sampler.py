@@ -274,3 +274,25 @@ def test_uniform_numbers_are_uniform_and_fixed() -> None:
     counts = torch.tensor(numbers).mul(10).long().bincount(minlength=10)
     assert ((counts - 1000.0) ** 2 / 1000).sum() < 27.9  # 99.9 % quantile, 9 degrees of freedom
     assert draw.uniform(0, 0) == pytest.approx(0.6524484863740322, abs=0)
+
+
+@pytest.mark.parametrize("n_top", [0, 2, 6])
+def test_log_probabilities_are_those_of_the_logits_as_they_came(n_top: int) -> None:
+    sampler = Sampler()
+    admit(sampler, 1, (0,), params(temperature=0, logit_bias={3: 50.0}), frozenset())
+    admit(sampler, 2, (0,), params(temperature=0), frozenset())
+    expected = torch.log_softmax(LOGITS, 0)
+    tokens, failures, told = sampler.sample_with_logprobs(LOGITS.repeat(2, 1), [1, 2], {1: n_top})
+    assert (tokens, failures, told.keys()) == ([3, 0], {}, {1})
+    assert (told[1].rank, told[1].top_ids) == (4, list(range(n_top)))
+    assert [told[1].logprob, *told[1].top_logprobs] == pytest.approx([expected[3].item(), *expected[:n_top].tolist()])
+
+
+def test_given_tokens_are_scored_and_what_is_no_number_is_not() -> None:
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 4] = math.nan
+    first, second, third = Sampler().score(logits, [5, 0, 1], [0, 1, 20])
+    assert second is None and first is not None and third is not None
+    expected = torch.log_softmax(LOGITS, 0)
+    assert (first.rank, first.logprob) == (6, pytest.approx(expected[5].item()))
+    assert third.top_ids == list(range(6))

@@ -21,7 +21,7 @@ def request(n_input: int, max_tokens: int) -> Request:
 
 
 @pytest.mark.parametrize(
-    ("n_output", "pow2"), [(1, 1), (2, 2), (3, 4), (25, 32), (32, 32), (33, 64), (128, 128), (129, 256)]
+    ("n_output", "pow2"), [(0, 0), (1, 1), (2, 2), (3, 4), (25, 32), (32, 32), (33, 64), (128, 128), (129, 256)]
 )
 def test_the_three(n_output: int, pow2: int) -> None:
     settings = PolicySettings(1, 2048)

@@ -16,15 +16,52 @@ import pytest
 
 from orcaserve.config import ServingConfig
 from orcaserve.control_plane.token_stream import TokenStream
-from orcaserve.core import EngineFacts, EngineStatus, FinishReason, IterationReport, Progress, Request
+from orcaserve.core import (
+    EngineFacts,
+    EngineStatus,
+    FinishReason,
+    IterationReport,
+    Logprobs,
+    Progress,
+    Request,
+    TokenLogprobs,
+)
 from orcaserve.serving.app import App
 from orcaserve.serving.endpoint import HttpServer, _loop_factory
 from orcaserve.serving.service import Service
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
 CONTEXT = 128
 Script = Callable[[Request, int], int]  # the n-th token of a request
+
+
+def told_of(position: int, token: int, n_top: int, vocab_size: int) -> TokenLogprobs:
+    """What this engine says of a token at that position of the text: 1/8 off per step, the likeliest ones from 0 down.
+
+    Every third token is not among the likeliest.
+    """
+    beside = token % 3 == 0
+    ids = [(token + i + beside) % vocab_size for i in range(n_top)]
+    logprob = -(position % 5) / 8 - 4 * beside
+    return TokenLogprobs(logprob, 1 + 30 * beside, ids, [-(position % 5) / 8 - i / 8 for i in range(n_top)])
+
+
+TOLD = {"of": told_of}  # what engines say
+
+
+def _logprobs(request: Request, token: int) -> Logprobs | None:
+    params, ids = request.params, request.input_ids
+    if params.logprobs is None and params.prompt_logprobs is None:
+        return None
+    at = len(ids) + len(request.output)
+    own = None
+    if params.logprobs is not None and params.max_tokens:
+        own = TOLD["of"](at + request.seed % 7, token, params.logprobs, 420)
+    prompt = []
+    if params.prompt_logprobs is not None and not request.output:
+        prompt = [TOLD["of"](i, ids[i], params.prompt_logprobs, 420) for i in range(1, len(ids))]
+    return Logprobs(own, prompt)
 
 
 class FakeEngine:
@@ -88,13 +125,16 @@ class FakeEngine:
                 if self.fail_after is not None and len(request.output) >= self.fail_after:
                     self._end(request_id, FinishReason.ERROR, "the worker was lost")
                     continue
-                token = self.script(request, len(request.output))
+                logprobs = _logprobs(request, token := self.script(request, len(request.output)))
+                if request.params.max_tokens == 0:
+                    del self._live[request_id]
+                    stream.put(Progress(request_id, None, FinishReason.LENGTH, logprobs=logprobs))
+                    continue
                 request.output.append(token)
                 reason = request.finish_reason_after(token)
-                if reason is None:
-                    stream.put(Progress(request_id, token))
-                else:
-                    self._end(request_id, reason, token=token)
+                if reason is not None:
+                    del self._live[request_id]
+                stream.put(Progress(request_id, token, reason, logprobs=logprobs))
             live = len(self._live)
             self.status = EngineStatus(
                 self.iteration, len(batch), 0, live, 16 * live, 8 * live, len(batch), 0, 0.001, 0.001
@@ -200,7 +240,7 @@ class Server:
 
 @pytest.fixture(scope="session")
 def served_tokenizer(byte_level_metadata: dict[str, Any]) -> Tokenizer:
-    from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+    from orcaserve.text.gguf_tokenizer import tokenizer_from_metadata
 
     template = (
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -217,7 +257,7 @@ def make_server(tokenizer: Tokenizer, **settings: Any) -> Server:
 
     server = Server(tokenizer, script, **settings)
     server.known_text = tokenizer.decode(loop[:6])
-    server.script_ids = loop
+    server.script_ids, server.told = loop, TOLD
     return server
 
 
@@ -247,6 +287,11 @@ def server(shared_server: Server) -> Iterator[Server]:
     engine.pause, engine.refuse, engine.fail_after, engine.script = False, None, None, script
     engine.seconds_per_token = 0.001
     shared_server.check_well()
+
+
+@pytest.fixture(name="told_of")
+def _told_of() -> Callable[..., TokenLogprobs]:
+    return told_of
 
 
 @pytest.fixture

@@ -33,7 +33,9 @@ def test_completion(server: Any) -> None:
     [choice] = body["choices"]
     assert choice == {"index": 0, "text": server.known_text, "logprobs": None, "finish_reason": "length"}
     n = len(server.tokenizer.encode("the"))
-    assert body["usage"] == {"prompt_tokens": n, "completion_tokens": 6, "total_tokens": n + 6}
+    assert [body["usage"][f"{what}_tokens"] for what in ("prompt", "completion", "total")] == [n, 6, n + 6]
+    assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
 
 
 def test_stream_equals_whole(server: Any) -> None:
@@ -86,7 +88,7 @@ def test_b24_choices_of_several_prompts(server: Any, stream: bool) -> None:
         answer = server.post("/v1/completions", {"model": "tiny", **body}).json()
         usage, indices = answer["usage"], {c["index"] for c in answer["choices"]}
     assert indices == set(range(6))
-    assert usage == {"prompt_tokens": n_prompt, "completion_tokens": 24, "total_tokens": n_prompt + 24}
+    assert [usage[f"{what}_tokens"] for what in ("prompt", "completion", "total")] == [n_prompt, 24, n_prompt + 24]
     prompts = [list(r.input_ids) for r in server.engine.seen]
     assert prompts[0] == prompts[1] != prompts[2] == prompts[3]  # prompt_index * n + i
 
@@ -184,7 +186,7 @@ def test_metrics(server: Any) -> None:
 
     before = read()
     server.complete(max_tokens=5)
-    server.complete(max_tokens=0)
+    server.complete(max_tokens=-1)
     after = read()
     label = '{model_name="tiny"}'
     grown = {key: after[key] - before.get(key, 0) for key in after}

@@ -15,7 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
-from orcaserve.serving.tokenizer import Tokenizer, add_start_and_end
+from orcaserve.text.tokenizer import Tokenizer, add_start_and_end
 
 CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
 BLANK = "\u2581"  # SentencePiece's mark for a blank
@@ -96,8 +96,8 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> Tokenizer:
     eos = special.get("eos_token") if file.flag("add_eos_token", False) else None
     if bos is not None or eos is not None:
         add_start_and_end(backend, bos, eos)
-    template = metadata.get("tokenizer.chat_template")
-    return Tokenizer(backend, special, chat_template=template if isinstance(template, str) else None)
+    templates = [metadata.get(f"tokenizer.chat_template{name}") for name in ("", ".tool_use")]
+    return Tokenizer(backend, special, *(text if isinstance(text, str) else None for text in templates))
 
 
 def _byte_level(file: _Metadata, vocabulary: dict[str, int]) -> tuple[tokenizers.Tokenizer, bool]:

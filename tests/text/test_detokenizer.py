@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orcaserve.core import UnsupportedModel
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.tokenizer import Tokenizer
 
 KINDS = ["byte_level", "byte_fallback", "metaspace", "default_tokenizer"]
 
@@ -107,3 +107,26 @@ def test_unknown_decoder_stops_the_load() -> None:
     backend.decoder = decoders.WordPiece()
     with pytest.raises(UnsupportedModel, match="WordPiece"):
         Tokenizer(backend, {})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=100)
+@given(data=st.data())
+def test_a_fork_goes_on_and_changes_nothing(kind: str, data: Any, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    ids = st.integers(0, tokenizer.vocab_size - 1)
+    first, one, other = (data.draw(st.lists(ids, max_size=6)) for _ in range(3))
+    detokenizer = tokenizer.detokenizer()
+    begin = "".join(map(detokenizer.push, first))
+    fork = detokenizer.fork()
+    for each, rest in ((fork, one), (detokenizer, other)):
+        assert begin + "".join(map(each.push, rest)) + each.flush() == tokenizer.decode(first + rest)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "default_tokenizer"])
+def test_bytes_of_tokens_joined_are_the_text(kind: str, request: pytest.FixtureRequest) -> None:
+    tokenizer: Tokenizer = request.getfixturevalue(kind)
+    text = "Hello the 汉 fox 🦙"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert joined.lstrip(" ") == tokenizer.decode(ids, False).lstrip(" ")

@@ -7,14 +7,15 @@ here: the offline API uses this module too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from orcaserve.core.errors import CheckpointError, InvalidRequest, UnsupportedModel
-from orcaserve.serving.detokenizer import Detokenizer, spelling_of
+from orcaserve.text.detokenizer import Detokenizer, spelling_of
+from orcaserve.text.vocabulary import Vocabulary
 
 # Above this many characters the interpreter lock is released while the text is encoded (that path costs more per call).
 LONG_TEXT = 4096
@@ -25,7 +26,8 @@ class Tokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
     special_tokens: the named ones (`bos_token`, ...) as text, for chat templates.
-    chat_template: Jinja source, or None if the model has none.
+    chat_template: Jinja source, or None if the model has none. tool_template: that for chats with tools, if there are two.
+    added: ids of the tokens that are found whole in a text, before it is cut; special_ids: of those that are special.
     """
 
     def __init__(
@@ -33,6 +35,7 @@ class Tokenizer:
         backend: tokenizers.Tokenizer,
         special_tokens: Mapping[str, str],
         chat_template: str | None = None,
+        tool_template: str | None = None,
     ) -> None:
         # Limits stored for training would cut or pad prompts in silence.
         backend.no_truncation()
@@ -40,14 +43,16 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
+        self.tool_template = tool_template
         bos = self.special_tokens.get("bos_token")
         self.bos_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         # Characters that one token stands for, at most: spelled-out bytes and marks only make a token's name longer.
         self.longest_token = max(map(len, backend.get_vocab(with_added_tokens=True)), default=1)
         added = backend.get_added_tokens_decoder()
+        self.added = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self._spelling = spelling_of(backend, self.special_ids)
+        self._spelling = spelling_of(backend)
 
     @classmethod
     def from_path(cls, path: Path) -> Tokenizer:
@@ -60,7 +65,7 @@ class Tokenizer:
             return _from_folder(path)
         from orcaserve.checkpoint.converted import gguf_of
         from orcaserve.checkpoint.gguf import GGUFFile
-        from orcaserve.serving.gguf_tokenizer import tokenizer_from_metadata
+        from orcaserve.text.gguf_tokenizer import tokenizer_from_metadata
 
         return tokenizer_from_metadata(GGUFFile(gguf_of(path)).metadata)
 
@@ -79,12 +84,39 @@ class Tokenizer:
         """Ids of a rendered chat template. The template has written the special tokens, so none are added."""
         return self.encode(rendered, add_special_tokens=False)
 
+    def special_among(self, texts: Collection[str]) -> dict[str, int]:
+        """Those that are special tokens, with their ids."""
+        return {text: i for text in texts if (i := self.added.get(text)) in self.special_ids and i is not None}
+
+    def encode_as_text(self, text: str) -> list[int]:
+        """Ids of `text` in which no added token is recognised: what is spelled like one is text like any other."""
+        backend = self._backend
+        if backend.normalizer is not None:
+            text = backend.normalizer.normalize_str(text)
+        pieces = [text]
+        if backend.pre_tokenizer is not None:
+            pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
+        return [token.id for piece in pieces for token in backend.model.tokenize(piece)]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def detokenizer(self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental decoder that continues after `prompt_ids`."""
-        return self._spelling.detokenizer(prompt_ids, skip_special_tokens)
+    def token_bytes(self, token: int) -> bytes:
+        """What an id stands for, alone, in UTF-8: maybe a part of a character only."""
+        return self._spelling.bytes_of(token)
+
+    def detokenizer(
+        self, prompt_ids: Sequence[int] = (), skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> Detokenizer:
+        """A fresh incremental decoder that continues after `prompt_ids`. shown: special tokens that are not skipped."""
+        skipped = self.special_ids - shown if skip_special_tokens else frozenset[int]()
+        return self._spelling.detokenizer(prompt_ids, skipped)
+
+    def vocabulary(self, size: int, eos_ids: frozenset[int]) -> Vocabulary:
+        """What the ids below `size`, the rows of the model's head, stand for. Takes some 100 ms for large ones."""
+        eos_ids = frozenset(token for token in eos_ids if token < size)
+        special_ids = frozenset(token for token in self.special_ids if token < size)
+        return Vocabulary(list(map(self._spelling.bytes_of, range(size))), special_ids | eos_ids, eos_ids)
 
 
 def _from_folder(folder: Path) -> Tokenizer:
@@ -100,7 +132,8 @@ def _from_folder(folder: Path) -> Tokenizer:
     _register_added(backend, config, special)
     if backend.post_processor is None and config.get("add_bos_token") is True and "bos_token" in special:
         add_start_and_end(backend, bos=special["bos_token"])
-    return Tokenizer(backend, special, chat_template=_chat_template(folder, config))
+    named = _named_templates(config)
+    return Tokenizer(backend, special, _chat_template(folder, config) or named.get("default"), named.get("tool_use"))
 
 
 def _register_added(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special: Mapping[str, str]) -> None:
@@ -152,10 +185,15 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     template = config.get("chat_template")
     if template is None:
         template = _read_json(folder / "chat_template.json").get("chat_template")
-    if isinstance(template, list):  # several by name
-        named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
-        template = named.get("default")
     return template if isinstance(template, str) else None
+
+
+def _named_templates(config: Mapping[str, Any]) -> dict[str, str]:
+    """Templates of the configuration, where it has several by name."""
+    listed = config.get("chat_template")
+    entries = [entry for entry in listed if isinstance(entry, dict)] if isinstance(listed, list) else []
+    pairs = [(entry.get("name"), entry.get("template")) for entry in entries]
+    return {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

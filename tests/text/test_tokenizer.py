@@ -12,8 +12,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from orcaserve.core import CheckpointError, InvalidRequest, UnsupportedModel
-from orcaserve.serving.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_metadata
-from orcaserve.serving.tokenizer import Tokenizer
+from orcaserve.text.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_metadata
+from orcaserve.text.tokenizer import Tokenizer
 
 
 def hf_byte_level(metadata: dict[str, Any]) -> Any:

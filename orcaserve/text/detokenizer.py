@@ -15,6 +15,7 @@ A prompt may end inside a character or a run: the bytes it leaves open are the d
 from __future__ import annotations
 
 import codecs
+import copy
 import json
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -33,23 +34,29 @@ class Detokenizer(Protocol):
     def flush(self) -> str:
         """The text of what is still held back, ill-formed bytes as U+FFFD. Call once, at the end."""
 
+    def fork(self) -> Detokenizer:
+        """Another one that goes on from here."""
+
 
 class Spelling(Protocol):
     """How a vocabulary writes text: what each id stands for. One per tokenizer, shared by all streams."""
 
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
-        """A fresh detokenizer that continues after `prompt_ids`."""
+    def detokenizer(self, prompt_ids: Sequence[int], skipped: frozenset[int]) -> Detokenizer:
+        """A fresh detokenizer that continues after `prompt_ids`. skipped: ids that are no text."""
+
+    def bytes_of(self, token: int) -> bytes:
+        """What the id stands for in UTF-8, or a part of a character; nothing for an id without a token."""
 
 
-def spelling_of(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> Spelling:
+def spelling_of(backend: tokenizers.Tokenizer) -> Spelling:
     """Raises UnsupportedModel for a decoder that cannot be followed step by step."""
     steps = _decoder_steps(backend)
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return ByteLevelSpelling(backend, special_ids)
+        return ByteLevelSpelling(backend)
     if kinds == ["Metaspace"]:
         drops_first = steps[0].get("prepend_scheme", "always") != "never"
-        return PieceSpelling(backend, special_ids, [(steps[0]["replacement"], " ")], drops_first=drops_first)
+        return PieceSpelling(backend, [(steps[0]["replacement"], " ")], drops_first=drops_first)
     replaces, strips = [], False
     for step in steps:
         match step:
@@ -63,13 +70,12 @@ def spelling_of(backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> S
                 raise _unsupported(kinds)
     if "Fuse" not in kinds:
         raise _unsupported(kinds)
-    return PieceSpelling(backend, special_ids, replaces, byte_fallback="ByteFallback" in kinds, strips_blank=strips)
+    return PieceSpelling(backend, replaces, byte_fallback="ByteFallback" in kinds, strips_blank=strips)
 
 
 class ByteLevelSpelling:
-    def __init__(self, backend: tokenizers.Tokenizer, special_ids: frozenset[int]) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
-        self.special_ids = special_ids
         self._cache: dict[int, bytes] = {}  # at most one entry an id
 
     def bytes_of(self, token: int) -> bytes:
@@ -78,21 +84,21 @@ class ByteLevelSpelling:
             known = self._cache[token] = _bytes_of_text(_token_text(self._backend, token) or "")
         return known
 
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
+    def detokenizer(self, prompt_ids: Sequence[int], skipped: frozenset[int]) -> Detokenizer:
         # An unfinished character has at most three bytes, so the last few tokens tell what the prompt leaves open.
         tail = b""
         for token in reversed(prompt_ids):
-            if not (skip_special and token in self.special_ids):
+            if token not in skipped:
                 tail = self.bytes_of(token) + tail
             if len(tail) >= 4:
                 break
-        return ByteLevelDetokenizer(self, tail, skip_special)
+        return ByteLevelDetokenizer(self, tail, skipped)
 
 
 class ByteLevelDetokenizer:
-    def __init__(self, spelling: ByteLevelSpelling, prompt_tail: bytes, skip_special: bool) -> None:
+    def __init__(self, spelling: ByteLevelSpelling, prompt_tail: bytes, skipped: frozenset[int]) -> None:
         self._bytes_of = spelling.bytes_of
-        self._skip = spelling.special_ids if skip_special else frozenset[int]()
+        self._skip = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._decoder.decode(prompt_tail)
         # Bytes of the prompt that never become a character are the prompt's U+FFFD, not ours.
@@ -105,6 +111,11 @@ class ByteLevelDetokenizer:
 
     def flush(self) -> str:
         return self._own(self._decoder.decode(b"", True))
+
+    def fork(self) -> ByteLevelDetokenizer:
+        forked = copy.copy(self)
+        forked._decoder = copy.copy(self._decoder)
+        return forked
 
     def _own(self, text: str) -> str:
         if self._owed and text:
@@ -120,7 +131,6 @@ class PieceSpelling:
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
-        special_ids: frozenset[int],
         replaces: Sequence[tuple[str, str]],
         *,
         byte_fallback: bool = False,
@@ -128,7 +138,6 @@ class PieceSpelling:
         drops_first: bool = False,
     ) -> None:
         self._backend = backend
-        self.special_ids = special_ids
         self._replaces = list(replaces)
         self._byte_fallback = byte_fallback
         self.strips_blank = strips_blank
@@ -158,11 +167,11 @@ class PieceSpelling:
                 return text
         return text
 
-    def detokenizer(self, prompt_ids: Sequence[int], skip_special: bool) -> Detokenizer:
+    def detokenizer(self, prompt_ids: Sequence[int], skipped: frozenset[int]) -> Detokenizer:
         run = bytearray()
         starts = True
         for token in reversed(prompt_ids):
-            if skip_special and token in self.special_ids:
+            if token in skipped:
                 continue
             piece = self.piece(token)
             if piece is None:
@@ -171,13 +180,13 @@ class PieceSpelling:
             if not isinstance(piece, int):
                 break
             run.insert(0, piece)
-        return PieceDetokenizer(self, bytes(run), skip_special, starts)
+        return PieceDetokenizer(self, bytes(run), skipped, starts)
 
 
 class PieceDetokenizer:
-    def __init__(self, spelling: PieceSpelling, prompt_run: bytes, skip_special: bool, starts: bool) -> None:
+    def __init__(self, spelling: PieceSpelling, prompt_run: bytes, skipped: frozenset[int], starts: bool) -> None:
         self._spelling = spelling
-        self._skip = spelling.special_ids if skip_special else frozenset[int]()
+        self._skip = skipped
         self._run = bytearray(prompt_run)  # byte tokens not yet decoded
         self._owned_from = len(prompt_run)  # where our part of the run begins
         self._first_token = starts
@@ -198,6 +207,11 @@ class PieceDetokenizer:
 
     def flush(self) -> str:
         return self._out(self._end_run())
+
+    def fork(self) -> PieceDetokenizer:
+        forked = copy.copy(self)
+        forked._run = bytearray(self._run)
+        return forked
 
     def _end_run(self) -> str:
         """The characters of the run that hold at least one byte of ours."""

@@ -1,0 +1,1 @@
+"""What token ids mean as text: a model's tokenizer, the way back, and grammars over both."""

@@ -1,0 +1,280 @@
+"""ConstrainedSampler: a sampler, and the grammars of those of its requests that have one.
+
+    begin(request_ids)            the tokens chosen last are entered into their grammars, and masks of what may follow
+        |            \\            are computed, on a thread without the interpreter lock
+        |             forward
+        v            /
+    sample(logits, request_ids)   waits for the masks
+
+Grammars are compiled on that thread too, beside the forward pass of the request's initiation. They have been compiled
+once before, at the door, within the same limits. What goes wrong with a grammar is the failure of its request alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams, TokenLogprobs
+from orcaserve.model.spec import ModelSpec
+
+if TYPE_CHECKING:  # late: most workers never see a grammar
+    from llguidance import LLExecutor, LLMatcher
+
+    from orcaserve.text.compiler import Compiler
+    from orcaserve.text.vocabulary import Vocabulary
+
+Masks = Mapping[int, NDArray[np.uint32]]
+Logits = TypeVar("Logits", contravariant=True)
+
+MAX_COMPILED = 32  # grammars whose beginnings are kept
+MAX_COMPILED_CHARACTERS = 2**18  # of their texts
+N_THREADS = 2  # that compute masks; they run beside the model's
+
+_log = logging.getLogger(__name__)
+
+
+class Samples(Protocol[Logits]):
+    """The sampler that is constrained."""
+
+    def admit(
+        self,
+        request_id: int,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        seed: int,
+        output: Sequence[int],
+    ) -> None: ...
+    def drop(self, request_ids: Iterable[int]) -> None: ...
+    def sample(
+        self, logits: Logits, request_ids: Sequence[int], masks: Masks | None = None
+    ) -> tuple[list[int], dict[int, str]]: ...
+    def sample_with_logprobs(
+        self, logits: Logits, request_ids: Sequence[int], n_top: Mapping[int, int], masks: Masks | None = None
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]: ...
+    def score(self, logits: Logits, tokens: Sequence[int], n_top: Sequence[int]) -> list[TokenLogprobs | None]: ...
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A request's way through its grammar.
+
+    to_enter: tokens that were put out and are not in the matcher yet. n_output: how many were put out.
+    failure: why it cannot go on.
+    """
+
+    grammar: Grammar
+    params: SamplingParams
+    stop_ids: frozenset[int]
+    to_enter: list[int]
+    n_output: int
+    matcher: LLMatcher | None = None
+    failure: str | None = None
+
+    def unwelcome(self, eos_ids: frozenset[int]) -> frozenset[int]:
+        """Ids that end the text and are not to come next while there is another way on."""
+        stops = self.stop_ids if self.n_output < self.params.min_tokens else frozenset[int]()
+        return stops | eos_ids if self.params.ignore_eos else stops
+
+
+class ConstrainedSampler(Generic[Logits]):
+    """Chooses tokens as the sampler within does, and for requests with a grammar only such as keep to it.
+
+    A request whose grammar is at its end gets a token that ends it. Not thread-safe.
+    """
+
+    def __init__(self, sampler: Samples[Logits], read_vocabulary: Callable[[], Vocabulary]) -> None:
+        """read_vocabulary: called once, when there is a first grammar. Raises ModelError if there is none."""
+        self._sampler = sampler
+        self._grammars = _Grammars(read_vocabulary)
+        self._followed: dict[int, _Followed] = {}
+        self._thread: ThreadPoolExecutor | None = None
+        self._masks: Future[Masks] | None = None
+
+    def admit(
+        self,
+        request_id: int,
+        input_ids: Sequence[int],
+        params: SamplingParams,
+        stop_ids: frozenset[int],
+        seed: int,
+        output: Sequence[int] = (),
+    ) -> None:
+        """As the sampler's. The output of before is entered into the grammar again."""
+        self._followed.pop(request_id, None)
+        if params.grammar is not None:
+            self._followed[request_id] = _Followed(params.grammar, params, stop_ids, list(output), len(output))
+            params = replace(params, min_tokens=0)  # the grammar goes before it
+        self._sampler.admit(request_id, input_ids, params, stop_ids, seed, output)
+
+    def drop(self, request_ids: Iterable[int]) -> None:
+        """Forget requests; unknown ones are no error."""
+        ids = list(request_ids)
+        self._sampler.drop(ids)
+        for request_id in ids:
+            self._followed.pop(request_id, None)
+
+    def begin(self, request_ids: Sequence[int]) -> None:
+        """These requests are to be sampled next; returns at once."""
+        if not self._followed:
+            return
+        followed = {id_: self._followed[id_] for id_ in request_ids if id_ in self._followed}
+        if followed:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+            self._masks = self._thread.submit(self._grammars.masks_of, followed)
+
+    def sample(self, logits: Logits, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+        """As the sampler's, after `begin` with the same requests."""
+        tokens, failures = self._sampler.sample(logits, request_ids, self._take_masks())
+        self._note(request_ids, tokens, failures)
+        return tokens, failures
+
+    def sample_with_logprobs(
+        self, logits: Logits, request_ids: Sequence[int], n_top: Mapping[int, int]
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
+        """As the sampler's, after `begin` with the same requests."""
+        tokens, failures, told = self._sampler.sample_with_logprobs(logits, request_ids, n_top, self._take_masks())
+        self._note(request_ids, tokens, failures)
+        return tokens, failures, {request_id: own for request_id, own in told.items() if request_id not in failures}
+
+    def score(self, logits: Logits, tokens: Sequence[int], n_top: Sequence[int]) -> list[TokenLogprobs | None]:
+        """As the sampler's: a prompt may be anything."""
+        return self._sampler.score(logits, tokens, n_top)
+
+    def _take_masks(self) -> Masks | None:
+        if self._masks is None:
+            return None
+        masks, self._masks = self._masks.result(), None
+        return masks
+
+    def _note(self, request_ids: Sequence[int], tokens: Sequence[int], failures: dict[int, str]) -> None:
+        """What was chosen; of those whose grammar has failed, that it has."""
+        if not self._followed:
+            return
+        for request_id, token in zip(request_ids, tokens, strict=True):
+            followed = self._followed.get(request_id)
+            if followed is None:
+                continue
+            if followed.failure is not None:
+                failures[request_id] = followed.failure
+            else:
+                followed.to_enter.append(token)
+                followed.n_output += 1
+
+
+class _Grammars:
+    """What is done on the thread: everything with a matcher."""
+
+    def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
+        self._read_vocabulary = read_vocabulary
+        self._compiler: Compiler | None = None
+        self._executor: LLExecutor | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()  # the one used last at the end
+        self._buffer = np.empty((0, 0), np.uint32)
+
+    def masks_of(self, followed: Mapping[int, _Followed]) -> Masks:
+        """Of those that can go on; the others have their failure set."""
+        for one in followed.values():
+            if one.matcher is None and one.failure is None:
+                self._start(one)
+        going = {request_id: one for request_id, one in followed.items() if one.failure is None}
+        if not going:
+            return {}
+        assert self._compiler is not None
+        from orcaserve.text.compiler import failure_of
+
+        for one in going.values():
+            self._enter(one)
+        rows = self._fill([one.matcher for one in going.values()])
+        masks = {}
+        for (request_id, one), row in zip(going.items(), rows, strict=True):
+            assert one.matcher is not None
+            if one.matcher.is_error():
+                one.failure = failure_of(one.matcher)
+            else:
+                masks[request_id] = row
+                _hold_back(row, one.unwelcome(self._compiler.vocabulary.eos_ids))
+        return masks
+
+    def _start(self, one: _Followed) -> None:
+        try:
+            one.matcher = self._begun(one.grammar).deep_copy()
+        except InvalidRequest as error:
+            one.failure = error.message
+        except (ModelError, ValueError) as error:
+            _log.warning("a grammar cannot be followed: %s", error)
+            one.failure = "this model cannot follow grammars: it has no tokenizer, or no token that ends a text"
+
+    def _begun(self, grammar: Grammar) -> LLMatcher:
+        """Of this grammar, at its beginning."""
+        if self._compiler is None:
+            from llguidance import LLExecutor
+
+            from orcaserve.text.compiler import Compiler
+
+            self._compiler = Compiler(self._read_vocabulary())
+            self._executor = LLExecutor(N_THREADS)
+        known = self._compiled.pop(grammar, None)
+        matcher = self._compiler.compile(grammar) if known is None else known
+        self._compiled[grammar] = matcher
+        while len(self._compiled) > MAX_COMPILED or sum(len(g.text) for g in self._compiled) > MAX_COMPILED_CHARACTERS:
+            self._compiled.popitem(last=False)
+        return matcher
+
+    def _enter(self, one: _Followed) -> None:
+        """The tokens that were chosen. One that ends the text is none of it."""
+        assert self._compiler is not None and one.matcher is not None
+        eos_ids = self._compiler.vocabulary.eos_ids
+        tokens = [token for token in one.to_enter if token not in eos_ids]
+        one.to_enter.clear()
+        if tokens:
+            one.matcher.consume_tokens(tokens)
+
+    def _fill(self, matchers: Sequence[Any]) -> NDArray[np.uint32]:
+        """[len(matchers), vocabulary / 32 rounded up]; where the text may end, all ids that end it are allowed."""
+        assert self._compiler is not None and self._executor is not None
+        vocabulary = self._compiler.vocabulary
+        n, width = len(matchers), -(-len(vocabulary.texts) // 32)
+        if len(self._buffer) < n:
+            self._buffer = np.empty((n, width), np.uint32)
+        rows = self._buffer[:n]
+        indexed = [(matcher, row) for row, matcher in enumerate(matchers)]
+        self._executor.unsafe_compute_mask_ptr(indexed, rows.ctypes.data, 4 * width, n)
+        eos = self._compiler.eos_id
+        may_end = (rows[:, eos // 32] >> np.uint32(eos % 32)) & np.uint32(1)
+        for other in vocabulary.eos_ids - {eos}:
+            rows[:, other // 32] |= may_end << np.uint32(other % 32)
+        return rows
+
+
+def _hold_back(row: NDArray[np.uint32], ids: frozenset[int]) -> None:
+    """Exclude ids, unless there is nothing else."""
+    if not ids:
+        return
+    kept = row.copy()
+    for token in ids:
+        if token // 32 < len(kept):
+            kept[token // 32] &= ~np.uint32(1 << token % 32)
+    if kept.any():
+        row[:] = kept
+
+
+def vocabulary_of(path: Path, spec: ModelSpec) -> Callable[[], Vocabulary]:
+    """Reads the model's own tokenizer, when it is called."""
+
+    def read() -> Vocabulary:
+        from orcaserve.text.tokenizer import Tokenizer
+
+        return Tokenizer.from_path(path).vocabulary(spec.vocab_size, spec.eos_ids)
+
+    return read
