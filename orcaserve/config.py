@@ -323,6 +323,8 @@ TOOL_CALL_PARSERS = ("hermes", "json_list", "llama3_json", "mistral", "pythonic"
 class ServingConfig:
     """Everything the endpoint process needs beside the engine's facts.
 
+    strict: fields without effect are errors. files_dir: where files and batches are kept; None: nowhere.
+    files_dir_given: the user said which folder, so that it must be usable from the start.
     tool_call_parser: the format in which the model writes calls of tools; None: what its chat template says.
     trust_request_chat_template: requests may bring chat templates, which are programs.
     """
@@ -338,6 +340,10 @@ class ServingConfig:
     start_timeout: float = 600.0
     engine_timeout: float = 10.0  # s without a word from the engine, which is then taken for hung and replaced
     log_level: str = "info"
+    strict: bool = False
+    files_dir: Path | None = None
+    files_dir_given: bool = False
+    max_files_bytes: int = 2**30
     tool_call_parser: str | None = None
     trust_request_chat_template: bool = False
 

@@ -18,6 +18,7 @@ VERBS = {
     "worker": "run a part of a model that another machine serves",
     "generate": "print the text a model continues a prompt with",
     "chat": "talk to a model in this terminal",
+    "run-batch": "answer a file of requests, without a server",
     "models": "list, fetch, find and convert models: models list|pull|path|convert",
     "bench": "measure this machine with a model, or any server: bench throughput|latency|startup|serve",
     "profile": "measure what iterations cost on this machine, for simulations and plans",
@@ -49,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one verb. Exit codes: 0 done, 1 failed, 2 wrong usage or settings, 3 the model cannot be had."""
     args = sys.argv[1:] if argv is None else argv
     if args and args[0] in VERBS:
-        verb = importlib.import_module(f"orcaserve.cli.{args[0]}")
+        verb = importlib.import_module(f"orcaserve.cli.{args[0].replace('-', '_')}")
         parser = Parser(prog=f"orcaserve {args[0]}", formatter_class=argparse.RawDescriptionHelpFormatter)
         verb.add_arguments(parser)
         code = _run(verb, parser.parse_args(args[1:]))

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
+from orcaserve.checkpoint.locate import model_name
 from orcaserve.cli.node_options import add_node_arguments
-from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config
+from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config, size_in_bytes
 from orcaserve.config import TOOL_CALL_PARSERS, ServingConfig
 from orcaserve.core.errors import ConfigError
 
@@ -31,6 +34,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         default=os.environ.get("ORCASERVE_API_KEY"),
         help="clients must send it as a bearer token; better given as ORCASERVE_API_KEY, which `ps` does not show",
+    )
+    group.add_argument(
+        "--strict",
+        action="store_true",
+        help="answer 400 to a request with a field that is unknown or has no effect; else such fields are named in the "
+        "header x-orcaserve-ignored-fields",
+    )
+    group = parser.add_argument_group(
+        "files and batches",
+        "What /v1/files and /v1/batches keep. Unfinished batches go on when the server starts again.",
+    )
+    group.add_argument(
+        "--files-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for them, of one server at a time; default: one for each served model in the user's state folder",
+    )
+    group.add_argument(
+        "--max-files-bytes",
+        type=size_in_bytes,
+        default=2**30,
+        metavar="SIZE",
+        help="most that all files together may take (default: 1GiB)",
     )
     group = parser.add_argument_group("chat")
     group.add_argument(
@@ -86,9 +112,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
 
 
+def default_files_dir(served_model: str) -> Path:
+    """Of the user's state; each model has its own, for batches are of one model."""
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(os.path.abspath(state)) / "orcaserve" / "files" / quote(served_model, safe="")
+
+
 def run(args: argparse.Namespace) -> int:
     if args.api_key == "":
         raise ConfigError("--api-key", "is empty: give a key, or leave it out to serve without one")
+    name = args.served_model_name or model_name(args.model or args.model_flag)
     serving = ServingConfig(
         host=args.host,
         port=args.port,
@@ -97,6 +130,10 @@ def run(args: argparse.Namespace) -> int:
         api_key=args.api_key,
         engine_timeout=args.engine_timeout,
         log_level=args.log_level,
+        strict=args.strict,
+        files_dir=Path(os.path.abspath(args.files_dir)) if args.files_dir else default_files_dir(name),
+        files_dir_given=args.files_dir is not None,
+        max_files_bytes=args.max_files_bytes,
         tool_call_parser=None if args.tool_call_parser == "auto" else args.tool_call_parser,
         trust_request_chat_template=args.trust_request_chat_template,
     )

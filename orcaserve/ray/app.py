@@ -26,7 +26,10 @@ from orcaserve.serving.hosted import HostedEndpoint
 NAME = "orcaserve"
 MAX_ONGOING = 10_000  # requests of a replica: they wait in its engine, whose queue is the one that is counted in tokens
 SHUTDOWN_SECONDS = 600.0  # for the requests of a replica that is no longer needed
-NOT_HERE = ("host", "port", "uds", "nnodes", "listen_workers", "master_addr", "node_rank", "worker_counts")
+NOT_HERE = (
+    "host", "port", "uds", "nnodes", "listen_workers", "master_addr", "node_rank", "worker_counts",
+    "files_dir", "max_files_bytes",
+)  # fmt: skip
 NUMBERS: dict[str, float] = {
     "min_replicas": 1,
     "max_replicas": 4,
@@ -52,6 +55,7 @@ class OrcaServe:
             api_key=args.api_key or None,
             engine_timeout=args.engine_timeout,
             log_level=args.log_level,
+            strict=args.strict,
         )
         logging.getLogger("orcaserve").setLevel(args.log_level.upper())
         self._endpoint = HostedEndpoint(serving, engine)
@@ -80,7 +84,7 @@ def build_app(args: Mapping[str, Any] | None = None) -> serve.Application:
         if name in NUMBERS:
             settings[name] = _number(name, value)
         elif name.replace("-", "_") in NOT_HERE:
-            raise ConfigError(name, "is Ray Serve's business: see `serve run --help`")
+            raise ConfigError(name, "is Ray Serve's business, or needs a machine of its own: see `serve run --help`")
         else:
             words.append(f"--{name.replace('_', '-')}={value}")
     _parse(words)

@@ -10,7 +10,7 @@ from typing import Any
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
 from orcaserve.serving.conversation import ChatEncoder, read_conversation
-from orcaserve.serving.fields import CHAT, check_fields, flag
+from orcaserve.serving.fields import CHAT, check_fields, flag, without_effect
 from orcaserve.serving.generation import NOTHING, Extras, Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.logprobs import ChatLogprobs, LogprobsStyle
@@ -90,7 +90,7 @@ class ChatShape(Shape):
 def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
     """Answer a chat."""
     check_model(body, service.name)
-    exchange.name_ignored(check_fields(body, CHAT))
+    exchange.name_ignored(without_effect(check_fields(body, CHAT), service.tokenizer.chat_template))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
     logprobs, ids_too = chat_logprobs(body), flag(body, "return_token_ids")

@@ -75,7 +75,7 @@ class _Endpoint:
         finally:
             self._server.should_exit = True
             await http
-            self._app.close()
+            await self._app.close()
             await self._engines.close(SERVER_STOPPING)
 
     async def _serve(self) -> int:
@@ -90,6 +90,7 @@ class _Endpoint:
         service = await loading
         gc.freeze()  # what loading has made stays for good: no collection has to look at it again
         self._app.service = service
+        self._open_files()
         self._announce(service)
         engines = self._engines
         engines.on_waiting = self._app.keep_streams_alive
@@ -111,6 +112,18 @@ class _Endpoint:
             gone.cancel()
             await engines.close(SERVER_STOPPING)  # open streams end with an error event
             await self._drain(FAREWELL_SECONDS)
+
+    def _open_files(self) -> None:
+        """Go on with batches of an earlier server. Raises ConfigError if the folder asked for cannot be used."""
+        folder = self._serving.files_dir
+        if folder is None or not (self._serving.files_dir_given or folder.exists()):
+            return
+        try:
+            self._app.open_files(folder)
+        except ConfigError as error:
+            if self._serving.files_dir_given:
+                raise
+            _log.warning("files and batches are not available now: %s", error)
 
     async def _drain(self, seconds: float) -> None:
         """Let running requests finish, `seconds` at most; a second signal ends the wait."""

@@ -5,7 +5,7 @@ One table per endpoint serves checking, `/openapi.json` and the list of ignored 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
+from orcaserve.serving.messages import ROLES
 from orcaserve.serving.tool_calls.tools import MAX_NAME, MAX_TOOLS, MAX_TOOLS_LENGTH
 
 Schema = dict[str, Any]
@@ -50,35 +51,37 @@ _IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 
 SAMPLING: dict[str, Field] = {
-    "temperature": _number(0, 2, "0 is greedy."),
-    "top_p": _number(0, 1),
-    "top_k": _integer(-1, 2**31 - 1, "0 and -1: no limit."),
-    "min_p": _number(0, 1),
+    "temperature": _number(0, 2, "How freely tokens are drawn; 0: always the likeliest (greedy). 1 unless given."),
+    "top_p": _number(0, 1, "Draw from the likeliest tokens that make up this probability. 1 (all) unless given."),
+    "top_k": _integer(-1, 2**31 - 1, "Draw from so many likeliest tokens; 0 and -1: no limit."),
+    "min_p": _number(0, 1, "Draw from tokens at least this times as likely as the likeliest. 0 (all) unless given."),
     "n": _integer(
         1,
         MAX_CHOICES,
         "Choices per prompt. With several, choices x (prompt tokens + logit_bias entries + stop ids + stop characters "
         f"+ characters of a grammar) is at most {MAX_WORK}.",
     ),
-    "stop": Field({"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}),
+    "stop": Field(
+        {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}, "The text ends before these."
+    ),
     "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
-    "presence_penalty": _number(-2, 2),
-    "frequency_penalty": _number(-2, 2),
-    "repetition_penalty": _number(0.01, 10),
+    "presence_penalty": _number(-2, 2, "Taken from the logit of every token that is in the text already."),
+    "frequency_penalty": _number(-2, 2, "The same, once for each time that it is there."),
+    "repetition_penalty": _number(0.01, 10, "Above 1: tokens of prompt and text become less likely. 1 unless given."),
     "logit_bias": Field(
         {
             "type": "object",
             "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
             "maxProperties": MAX_LOGIT_BIAS,
         },
-        "Token id to bias.",
+        "From token ids to what is added to their logits: -100 bans a token, 100 chooses it.",
     ),
     "max_tokens": _integer(1, 2**31 - 1, "Most tokens to generate."),
     "min_tokens": _integer(0, 2**31 - 1, "Nothing ends the text before so many tokens."),
     "ignore_eos": Field(_FLAG, "Go on past the model's own end."),
-    "stop_token_ids": Field(_IDS),
-    "include_stop_str_in_output": Field(_FLAG),
-    "skip_special_tokens": Field(_FLAG),
+    "stop_token_ids": Field(_IDS, "The text ends at these tokens, beside the model's own end."),
+    "include_stop_str_in_output": Field(_FLAG, "Show what ended the text: the stop string, or the stop token."),
+    "skip_special_tokens": Field(_FLAG, "Leave special tokens out of the text. True unless given."),
 }
 _OBJECT: Schema = {"type": "object"}
 _TEXTS: Schema = {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 1024}
@@ -126,12 +129,13 @@ STRUCTURED: dict[str, Field] = {
 }
 COMMON: dict[str, Field] = {
     "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
-    "stream": Field(_FLAG),
+    "stream": Field(_FLAG, "Answer with events (SSE), as the text comes; after the last one `data: [DONE]`."),
     "stream_options": Field(
         {"type": "object", "properties": {"include_usage": _FLAG, "continuous_usage_stats": _FLAG}},
-        "Token counts at the end of the stream; and in every event.",
+        "Only with stream: true. include_usage: one more event with the token counts before the end; "
+        "continuous_usage_stats: those of the moment in every event.",
     ),
-    "user": Field({"type": "string"}),
+    "user": Field({"type": "string"}, "Who asks. Accepted, and changes nothing."),
     "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
     **SAMPLING,
     **STRUCTURED,
@@ -234,7 +238,10 @@ TEMPLATE: dict[str, Field] = {
     ),
 }
 CHAT: dict[str, Field] = {
-    "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
+    "messages": Field(
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
+        "The conversation so far, which the model's chat template makes a prompt of.",
+    ),
     "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
     **TOOLS,
     **TEMPLATE,
@@ -247,6 +254,44 @@ CHAT: dict[str, Field] = {
         f"{MAX_LOGPROBS}.",
     ),
 }
+
+
+_TEXT: Schema = {"type": "string"}
+_PART: Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+}
+_CALL: Schema = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "id": _TEXT,
+        "type": {"const": "function"},
+        "function": {
+            "type": "object",
+            "required": ["name", "arguments"],
+            "properties": {"name": _TEXT, "arguments": {"anyOf": [_TEXT, {"type": "object"}]}},
+        },
+    },
+}
+COMPONENTS: dict[str, Schema] = {
+    "Message": {
+        "type": "object",
+        "required": ["role"],
+        "properties": {
+            "role": {"type": "string", "enum": list(ROLES)},
+            "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]},
+            "name": {"type": ["string", "null"]},
+            "refusal": {"type": ["string", "null"]},
+            "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
+            "tool_call_id": {"type": ["string", "null"]},
+            "function_call": {"type": ["object", "null"]},
+        },
+    },
+}
+"""Schemas that fields refer to by name."""
+_REFERENCE = "#/components/schemas/"
 
 
 def _is_off(value: Any) -> bool:
@@ -284,15 +329,16 @@ UNSUPPORTED: dict[str, _Harmless] = {
 
 
 def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[str]:
-    """Refuse what is asked for and not served; return the names of fields that have no effect.
+    """Refuse what is asked for and not served; return the names of fields that have no effect, also of those inside
+    others (`stream_options.x`, `messages.content.x`).
 
     Raises InvalidRequest naming the field.
     """
-    ignored = []
+    ignored: list[str] = []
     for name, value in body.items():
         if name in known:
-            continue
-        if name in UNSUPPORTED:
+            ignored += dict.fromkeys(_unknown_inside(name, value, known[name].schema))
+        elif name in UNSUPPORTED:
             if not UNSUPPORTED[name](value):
                 raise InvalidRequest(name, f"{name} is not supported", code="unsupported_parameter")
         elif name == "best_of":
@@ -300,6 +346,55 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[st
         else:
             ignored.append(name)
     return ignored
+
+
+def without_effect(unknown: list[str], template: str | None) -> list[str]:
+    """Of the unknown names in a body with messages, those that the chat template does not read either."""
+    return [
+        name for name in unknown
+        if template is None or not name.startswith("messages.") or name.rpartition(".")[2] not in template
+    ]  # fmt: skip
+
+
+def _unknown_inside(path: str, value: Any, schema: Schema) -> Iterator[str]:
+    """Names in the objects of a value that no schema of such an object has. Objects without any names are open."""
+    if not isinstance(value, dict | list):
+        return
+    options = list(_options(schema))
+    if isinstance(value, list):
+        items = [option["items"] for option in options if "items" in option]
+        if any(_holds_objects(item) for item in items):
+            for element in value:
+                yield from _unknown_inside(path, element, {"anyOf": items})
+        return
+    objects = [option for option in options if "object" in option.get("type", ())]
+    if any("properties" not in option or option.get("additionalProperties") for option in objects):
+        return
+    known = {name: schema for option in objects for name, schema in option["properties"].items()}
+    if known:
+        for name, inner in value.items():
+            if name in known:
+                yield from _unknown_inside(f"{path}.{name}", inner, known[name])
+            else:
+                yield f"{path}.{name}"
+
+
+def _options(schema: Schema) -> Iterator[Schema]:
+    """What a schema allows, each without anyOf and references."""
+    if "$ref" in schema:
+        schema = COMPONENTS[schema["$ref"].removeprefix(_REFERENCE)]
+    if "anyOf" in schema:
+        for option in schema["anyOf"]:
+            yield from _options(option)
+    else:
+        yield schema
+
+
+def _holds_objects(schema: Schema) -> bool:
+    return any(
+        "object" in option.get("type", ()) or ("items" in option and _holds_objects(option["items"]))
+        for option in _options(schema)
+    )
 
 
 def flag(body: Mapping[str, Any], name: str, default: bool = False) -> bool:

@@ -138,11 +138,17 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
     kind = StreamedReply if options.stream else WholeReply
     reply = kind(exchange, shape, plan, options)
     choices = service.start(plan, exchange.arrival, reply)
+    exchange.cancellation.listen(lambda: _stop(choices))
     try:
         await reply.send(choices)
     finally:
         for choice in choices:
             choice.cancel()
+
+
+def _stop(choices: Sequence[Choice]) -> None:
+    for choice in choices:
+        choice.stop()
 
 
 class Reply(ABC):

@@ -82,5 +82,5 @@ class HostedEndpoint:
         finally:
             self._app.drain()
             await self.engines.close(SERVER_STOPPING)
-            self._app.close()
+            await self._app.close()
         await send({"type": "lifespan.shutdown.complete"})

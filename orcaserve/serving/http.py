@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
 from itertools import islice
 from typing import Any, Protocol
 
@@ -22,7 +23,9 @@ Answer = Callable[[], Awaitable[None]]  # what is left to do on the event loop o
 DRAIN_SECONDS = 2.0  # how long a refused body is still read, so that its sender sees the answer
 MAX_IGNORED_SHOWN = 20
 PIECE = 64 * 1024  # bytes of an answer that are written at once
+MAX_CLIENT_ID = 128  # characters of a client's own x-request-id; a longer one is not used
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # anything else a client made up is not repeated to it
+_CLIENT_ID = re.compile(rf"[A-Za-z0-9._~:@/+=-]{{1,{MAX_CLIENT_ID}}}")
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -57,21 +60,63 @@ def encode_json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+def new_id(prefix: str) -> str:
+    """An id as OpenAI's API has them: `cmpl-` or `chatcmpl-` and 24 hexadecimal digits."""
+    return f"{prefix}-{secrets.token_hex(12)}"
+
+
+def openai_form(error: InvalidRequest) -> dict[str, Any]:
+    return error_object(error.status, error.message, error.code, error.field)
+
+
+def plain_form(error: InvalidRequest) -> dict[str, Any]:
+    """What Triton, KServe and TensorFlow Serving write."""
+    return {"error": error.message}
+
+
+class Cancellation:
+    """Somebody's word that a request need not go on; it waits until there is something to stop."""
+
+    def __init__(self) -> None:
+        self._requested = False
+        self._stop: Callable[[], None] | None = None
+
+    def listen(self, stop: Callable[[], None]) -> None:
+        """From now on `stop` is called, at once if the word has been given."""
+        self._stop = stop
+        if self._requested:
+            stop()
+
+    def request(self) -> None:
+        """Idempotent, if what listens is."""
+        self._requested = True
+        if self._stop is not None:
+            self._stop()
+
+
 class Exchange:
     """A request and the way to answer it.
 
-    id: names the request in headers, answers and logs.
+    id: names the request in answers and logs. client_id: the name that its client gave it, or None.
     arrival: when the whole request was here (time.monotonic()).
+    params: what stands in the path for the names of its route. errors: how the protocol writes an error.
+    strict: a field without effect is an error. count_ignored: told how many there are, when the answer begins.
     """
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, strict: bool = False) -> None:
         self.scope = scope
         self.id = request_id
+        self.strict = strict
         self.arrival = time.monotonic()
         self.started = False
+        self.params: Mapping[str, str] = {}
+        self.errors: Callable[[InvalidRequest], dict[str, Any]] = openai_form
+        self.cancellation = Cancellation()
+        self.count_ignored: Callable[[int], None] = lambda n: None
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.ignored: list[str] = []
         self._reading: asyncio.Timeout | None = None
+        self._read_until = 0.0
         self._receive = receive
         self._send = send
         self._sending = False
@@ -90,6 +135,12 @@ class Exchange:
     def path(self) -> str:
         return str(self.scope["path"])
 
+    @property
+    def raw_path(self) -> str | None:
+        """As it was sent, percent signs and all."""
+        raw = self.scope.get("raw_path")
+        return None if raw is None else str(raw.decode("latin-1"))
+
     def header(self, name: bytes) -> str | None:
         """The first header of this (lower-case) name."""
         for key, value in self.scope["headers"]:
@@ -97,47 +148,63 @@ class Exchange:
                 return str(value.decode("latin-1"))
         return None
 
+    @property
+    def client_id(self) -> str | None:
+        given = self.header(b"x-request-id") or ""
+        return given if _CLIENT_ID.fullmatch(given) else None
+
     def name_ignored(self, names: list[str]) -> None:
-        """Say in a header which fields of the request have no effect."""
+        """Say in a header which fields of the request have no effect. Raises InvalidRequest in strict mode."""
+        if names and self.strict:
+            plain = next(filter(_PLAIN_NAME.fullmatch, names), None)
+            text = f"{plain or 'a field'} is unknown here and has no effect (this server is strict)"
+            raise InvalidRequest(plain, text, code="unknown_field")
         self.ignored = names
         shown = list(islice(filter(_PLAIN_NAME.fullmatch, names), MAX_IGNORED_SHOWN))
         if shown:
             self.extra_headers.append((b"x-orcaserve-ignored-fields", ", ".join(shown).encode()))
 
-    async def read_body(self, max_bytes: int, seconds: float) -> bytes:
-        """The body, announced as JSON. Raises InvalidRequest with the right status, or Disconnected."""
-        _check_content_headers(self.header(b"content-type"), self.header(b"content-encoding"))
+    async def read_body(self, max_bytes: int, seconds: float, any_type: bool = False) -> bytes:
+        """The body, announced as JSON, or as anything by a client that is no browser.
+
+        Raises InvalidRequest with the right status, or Disconnected.
+        """
+        _check_content_headers(self, any_type)
+        return b"".join([part async for part in self.read_parts(max_bytes, seconds)])
+
+    async def read_parts(self, max_bytes: int, seconds: float) -> AsyncIterator[bytes]:
+        """The body as it comes, whatever it is. Raises as read_body."""
         announced = self.header(b"content-length")
         if announced is not None and announced.isdigit() and int(announced) > max_bytes:
             raise _too_large(max_bytes)
-        parts: list[bytes] = []
         size = 0
-        try:
-            async with asyncio.timeout(seconds) as self._reading:
-                while True:
+        self._read_until = asyncio.get_running_loop().time() + seconds
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout_at(self._read_until) as self._reading:
                     message = await self._receive()
-                    if message["type"] == "http.disconnect":
-                        raise Disconnected
-                    part = message.get("body", b"")
-                    size += len(part)
-                    if size > max_bytes:
-                        raise _too_large(max_bytes)
-                    parts.append(part)
-                    if not message.get("more_body", False):
-                        break
-        except TimeoutError as error:
-            text = f"the body did not arrive within {seconds:g} seconds"
-            raise InvalidRequest(None, text, code="request_timeout", status=408) from error
-        finally:
-            self._reading = None
-        self._unread = False
+            except TimeoutError as error:
+                text = f"the body did not arrive within {seconds:g} seconds"
+                raise InvalidRequest(None, text, code="request_timeout", status=408) from error
+            finally:
+                self._reading = None
+            if message["type"] == "http.disconnect":
+                raise Disconnected
+            part = message.get("body", b"")
+            size += len(part)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            more = message.get("more_body", False)
+            self._unread = more
+            yield part
         self.arrival = time.monotonic()
-        return b"".join(parts)
 
     def stop_reading(self) -> None:
         """A body that is still arriving has run out of time."""
+        self._read_until = asyncio.get_running_loop().time()
         if self._reading is not None:
-            self._reading.reschedule(asyncio.get_running_loop().time())
+            self._reading.reschedule(self._read_until)
 
     async def while_connected(self, work: Coroutine[Any, Any, None]) -> None:
         """Do `work`, or as much of it as gets done before the client leaves. Call after the body was read."""
@@ -171,8 +238,19 @@ class Exchange:
             await self._drain()
             await self._body(b"", more=False)
 
+    async def send_pieces(self, status: int, pieces: AsyncIterator[bytes], length: int, content_type: bytes) -> None:
+        """As send_bytes, for what does not lie in memory."""
+        unread = self._unread
+        close = [(b"connection", b"close")] if unread else []
+        await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % length), *close])
+        async for piece in pieces:
+            await self._body(piece, more=True)
+        if unread:
+            await self._drain()
+        await self._body(b"", more=False)
+
     async def send_error(self, error: InvalidRequest, headers: Headers = ()) -> None:
-        await self.send_json(error.status, error_object(error.status, error.message, error.code, error.field), headers)
+        await self.send_json(error.status, self.errors(error), headers)
 
     async def start_events(self, headers: Headers = ()) -> None:
         """Begin an event stream (SSE)."""
@@ -209,6 +287,10 @@ class Exchange:
         if self._connection is not None:
             self._connection.abort()
 
+    async def no_more(self) -> Message:
+        """A `receive` for whoever answers in place of this exchange: the body has been read."""
+        return {"type": "http.disconnect"}
+
     async def _left(self) -> None:
         """Return once the client has left or the answer is complete."""
         while (await self._receive())["type"] != "http.disconnect":
@@ -227,7 +309,8 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
-        mark = [(b"x-request-id", self.id.encode()), *self.extra_headers]
+        self.count_ignored(len(self.ignored))
+        mark = [(b"x-request-id", (self.client_id or self.id).encode()), *self.extra_headers]
         await self._pass_on({"type": "http.response.start", "status": status, "headers": [*headers, *mark]})
 
     async def _body(self, body: bytes, more: bool) -> None:
@@ -247,12 +330,19 @@ class Exchange:
             self._sending = False
 
 
-def _check_content_headers(content_type: str | None, encoding: str | None) -> None:
-    kind, *parameters = (content_type or "").split(";")
+def _check_content_headers(exchange: Exchange, any_type: bool) -> None:
+    """A browser can be made to send forms and plain text by others' pages, but not JSON; it always says its origin."""
+    kind, *parameters = (exchange.header(b"content-type") or "").split(";")
     charset = [p.partition("=")[2].strip().strip('"').lower() for p in parameters if "charset" in p.lower()]
-    if kind.strip().lower() != "application/json" or any(c not in ("utf-8", "utf8") for c in charset):
+    is_json = kind.strip().lower() == "application/json" and all(c in ("utf-8", "utf8") for c in charset)
+    if not is_json and not (any_type and exchange.header(b"origin") is None):
         text = "send the header Content-Type: application/json, and the body as UTF-8"
         raise InvalidRequest(None, text, code="unsupported_media_type", status=415)
+    check_not_compressed(exchange)
+
+
+def check_not_compressed(exchange: Exchange) -> None:
+    encoding = exchange.header(b"content-encoding")
     if encoding is not None and encoding.strip().lower() not in ("", "identity"):
         text = "the body must not be compressed"
         raise InvalidRequest(None, text, code="unsupported_media_type", status=415)

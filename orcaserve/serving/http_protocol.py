@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from orcaserve.serving.http import CONNECTION, encode_json, error_object
+from orcaserve.serving.http import CONNECTION, encode_json, error_object, new_id
 
 MAX_HEADER_BYTES = 16 * 1024
 HEADER_SECONDS = 10.0
@@ -139,8 +139,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._answering() and (self.cycle.response_started or not self.cycle.more_body):
             self.cycle.keep_alive = False
             return
-        body = encode_json(error_object(status, message, code="bad_http"))
+        code = {408: "request_timeout", 431: "header_too_large"}.get(status, "bad_http")
+        body = encode_json(error_object(status, message, code=code))
         head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+        head += f"x-request-id: {new_id('req')}\r\n"
         self.transport.write(f"{head}content-length: {len(body)}\r\nconnection: close\r\n\r\n".encode() + body)
         self._close()
 

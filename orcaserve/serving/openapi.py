@@ -1,122 +1,145 @@
-"""The API's description: `/openapi.json` from the tables that requests are checked against, and a page to read it."""
+"""The API's description, `/openapi.json`: made of the table of routes, and of the fields that are checked."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from html import escape
 from typing import Any
 
-from orcaserve.serving.fields import CHAT, COMPLETION, UNSUPPORTED, Field, Schema
+from orcaserve.serving.fields import CHAT, COMPLETION, COMPONENTS, UNSUPPORTED, Field, Schema
 from orcaserve.serving.http import MAX_IGNORED_SHOWN
-from orcaserve.serving.messages import ROLES
-from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE
+from orcaserve.serving.limits import LIMITS
+from orcaserve.serving.route import OTHER_PROTOCOLS, Operation, Route
+from orcaserve.serving.routes import ROUTES
+from orcaserve.serving.schemas import other_schemas
 from orcaserve.version import __version__
 
-_ERRORS = {
-    "400": "A field is wrong; `param` names it.",
-    "401": "The API key is missing or wrong.",
-    "404": "The model does not exist.",
-    "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
-    "415": "The body is not announced as JSON.",
-    "500": "The request failed in the engine.",
-    "503": "Loading, stopping, busy reading other requests, or the engine is gone.",
+ABOUT = f"""One model behind the protocols of several servers: OpenAI's (with vLLM's extensions), Triton's and \
+KServe's, TensorFlow Serving's. Whatever a client speaks, its requests share iterations with all others.
+
+A field that is null is as one that is absent. Fields of these APIs that would change the answer and are not served \
+get a 400: UNSERVED. Any other field has no effect. The first {MAX_IGNORED_SHOWN} of those with plain names, also in \
+other fields, are named in the header `x-orcaserve-ignored-fields`, and the metric `orcaserve_ignored_fields_total` \
+counts all. A server that was started with `--strict` answers 400 (`unknown_field`) instead.
+
+Every answer has the header `x-request-id`: the one that the client sent, if it is one to 128 letters, digits or \
+`._~:@/+=-`, else the request's own id, which the answer has as `id`. Either can be given to \
+`POST /v1/requests/{{id}}/cancel`.
+
+Every path also takes HEAD where it takes GET, and OPTIONS, which names the methods it takes."""
+
+ERRORS = {
+    400: "A field is wrong, and `param` names it; or the body or the request is malformed.",
+    401: "The API key is missing or wrong: send it as `Authorization: Bearer KEY`.",
+    404: "There is no such path, model, file, batch or request.",
+    405: "The path takes other methods, which the header `allow` names.",
+    408: "The header or the body did not arrive in time.",
+    413: "The body, or the file in it, is too large, or there is no room for it.",
+    415: "The body is of another type than the path takes, or compressed.",
+    429: "There is too much to do already.",
+    431: "The header is too large.",
+    500: "The request failed in the engine.",
+    503: "Not now: loading, stopping, busy reading other requests, or the engine is gone. See `retry-after`.",
+    507: "The disk that holds files is full.",
 }
-_POSTS: dict[str, tuple[str, str, Mapping[str, Field], tuple[str, ...]]] = {
-    "/v1/completions": ("Continue a prompt", "Completion", COMPLETION, ("model",)),
-    "/v1/chat/completions": ("Answer a conversation", "ChatCompletion", CHAT, ("model", "messages")),
-    "/tokenize": ("Text to token ids", "Tokens", TOKENIZE, ()),
-    "/detokenize": ("Token ids to text", "Text", DETOKENIZE, ("tokens",)),
-}
-_GETS = {
-    "/v1/models": ("The served model", "application/json"),
-    "/v1/models/{id}": ("The served model, by its name", "application/json"),
-    "/health": ("200 if requests are taken; also while they wait for another engine", "application/json"),
-    "/ready": ("200 if requests can be served now", "application/json"),
-    "/live": ("200 if the process answers", "application/json"),
-    "/metrics": ("Prometheus metrics", "text/plain"),
-    "/version": ("The version of this server", "application/json"),
-}
-_STREAMED = ("/v1/completions", "/v1/chat/completions")
+OPENAI_ERROR, PLAIN_ERROR = "Error", "PlainError"
 
 
 @cache
 def document() -> dict[str, Any]:
     """The OpenAPI 3.1 document."""
-    paths: dict[str, Any] = {}
-    for path, (summary, answer, fields, required) in _POSTS.items():
-        paths[path] = {"post": _post(path, summary, answer, fields, required)}
-    for path, (summary, content_type) in _GETS.items():
-        paths[path] = {"get": _get(path, summary, content_type)}
+    paths: dict[str, dict[str, Any]] = {}
+    for route in ROUTES:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    unserved = ", ".join(f"`{name}`" for name in UNSUPPORTED if name not in COMPLETION | CHAT)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "OrcaServe", "version": __version__},
+        "info": {"title": "OrcaServe", "version": __version__, "description": ABOUT.replace("UNSERVED", unserved)},
         "security": [{}, {"key": []}],
         "paths": paths,
         "components": {
             "schemas": _schemas(),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
+        "x-errors": {str(code): text for code, text in ERRORS.items()},
+        "x-limits": [
+            {"what": limit.what, "limit": limit.value, "past": limit.past} for limit in LIMITS if limit.of_requests
+        ],
     }
 
 
-@cache
-def page() -> str:
-    """The document as a page for people; needs nothing from anywhere else."""
-    sections = []
-    for path, (summary, _, fields, required) in _POSTS.items():
-        rows = "".join(
-            f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}</td>"
-            f"<td>{escape(_in_words(field.schema))}</td><td>{escape(field.text)}</td></tr>"
-            for name, field in fields.items()
-        )
-        sections.append(
-            f"<h2>POST <code>{escape(path)}</code></h2><p>{escape(summary)}.</p>"
-            f"<table><tr><th>field</th><th>takes</th><th></th></tr>{rows}</table>"
-        )
-    reads = "".join(f"<li><code>GET {escape(path)}</code> {escape(text)}</li>" for path, (text, _) in _GETS.items())
-    errors = "".join(f"<li>{code}: {escape(text)}</li>" for code, text in _ERRORS.items())
-    return _PAGE.format(
-        version=escape(__version__),
-        refused=", ".join(f"<code>{name}</code>" for name in UNSUPPORTED if name not in COMPLETION | CHAT),
-        shown=MAX_IGNORED_SHOWN,
-        sections="".join(sections),
-        reads=reads,
-        errors=errors,
-    )
-
-
-def _post(path: str, summary: str, answer: str, fields: Mapping[str, Field], required: tuple[str, ...]) -> Schema:
-    schema: Schema = {
-        "type": "object",
-        "properties": {n: f.schema if n in required else f.documented for n, f in fields.items()},
-        "required": list(required),
-    }
-    content: dict[str, Any] = {"application/json": {"schema": {"$ref": f"#/components/schemas/{answer}"}}}
-    if path in _STREAMED:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
-    return {
-        "summary": summary,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": {"200": {"description": summary, "content": content}, **_error_responses(*_ERRORS)},
-    }
-
-
-def _get(path: str, summary: str, content_type: str) -> Schema:
-    codes = [] if path == "/live" else ["503"] if path in ("/health", "/ready") else ["401", "404", "503"]
+def _operation(route: Route) -> Schema:
+    said = route.operation
+    content: dict[str, Any] = {said.content: {"schema": said.answer}}
+    if said.stream is not None:
+        content["text/event-stream"] = {"schema": {"description": said.stream}}  # of each event
     operation: Schema = {
-        "summary": summary,
-        "responses": {"200": {"description": summary, "content": {content_type: {}}}, **_error_responses(*codes)},
+        "summary": said.summary,
+        "tags": [said.tag],
+        "operationId": _operation_id(route),
+        "responses": {"200": {"description": said.summary, "content": content}, **_errors(route)},
     }
-    if "{id}" in path:
-        operation["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    if said.text:
+        operation["description"] = said.text
+    if parameters := _parameters(route):
+        operation["parameters"] = parameters
+    if said.fields is not None:
+        kind = "multipart/form-data" if said.form else "application/json"
+        operation["requestBody"] = {"required": True, "content": {kind: {"schema": _body(said)}}}
+    if route.open:
+        operation["security"] = []
     return operation
 
 
-def _error_responses(*codes: str) -> Schema:
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    return {code: {"description": _ERRORS[code], "content": content} for code in codes}
+def _operation_id(route: Route) -> str:
+    words = route.path.replace("{", "").replace("}", "").replace(":", "/").replace(".", "/").split("/")
+    return "_".join([route.method.lower(), *filter(None, words)])
+
+
+def _body(said: Operation) -> Schema:
+    assert said.fields is not None
+    return {
+        "type": "object",
+        "properties": {
+            name: _required(field) if name in said.required or said.form else field.documented
+            for name, field in said.fields.items()
+        },
+        "required": list(said.required),
+    }
+
+
+def _required(field: Field) -> Schema:
+    return {**field.schema, "description": field.text} if field.text else field.schema
+
+
+def _parameters(route: Route) -> list[Schema]:
+    texts: Mapping[str, str] = {
+        "model": "The served model's name. Slashes in it may be written as they are, or as %2F.",
+        "version": "The model's version: 1, the only one.",
+        **route.operation.parameters,
+    }
+    path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": texts[name]}
+        for name in route.names
+    ]
+    query = [
+        {"name": name, "in": "query", "required": False, "schema": field.schema, "description": field.text}
+        for name, field in route.operation.query.items()
+    ]
+    return path + query
+
+
+def _errors(route: Route) -> Schema:
+    """Statuses of errors: of any request, of those with a body, and the route's own."""
+    said = route.operation
+    codes = {400, 408, 431, 500, *said.errors}
+    if not route.open:
+        codes |= {401, 503}
+    if said.fields is not None:
+        codes |= {413, 415}
+    form = PLAIN_ERROR if route.path.startswith(OTHER_PROTOCOLS) else OPENAI_ERROR
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}"}}}
+    return {str(code): {"description": ERRORS[code], "content": content} for code in sorted(codes)}
 
 
 def _schemas() -> Schema:
@@ -137,7 +160,7 @@ def _schemas() -> Schema:
             rejected_prediction_tokens=count,
         ),
     )
-    reason = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+    reason = {"type": "string", "enum": ["stop", "length", "tool_calls", "abort"]}
     called = _object(name=text, arguments=text)
     calls = _list(_object(id=text, type={"const": "function"}, function=called))
     message = _object(role={"const": "assistant"}, content=maybe, refusal={"type": "null"})
@@ -150,7 +173,6 @@ def _schemas() -> Schema:
         choice["properties"] |= {"token_ids": ids, "prompt_token_ids": ids}
         return {"type": "array", "items": choice}
 
-    part = _object(type={"const": "text"}, text=text)
     chat = _object(object={"const": "chat.completion"}, choices=choices("ChatLogprobs", message=message), **common)
     chat["properties"]["prompt_token_ids"] = ids
     token: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {**count, "maximum": 255}}}
@@ -168,19 +190,13 @@ def _schemas() -> Schema:
         "ChatLogprobs": _object(
             content=_list(_object(**token, top_logprobs=_list(_object(**token)))), refusal={"type": "null"}
         ),
-        "Tokens": _object(tokens={"type": "array", "items": count}, count=count, max_model_len=count),
+        "Tokens": _object(
+            tokens=ids, token_strs={"anyOf": [_list(text), {"type": "null"}]}, count=count, max_model_len=count
+        ),
         "Text": _object(prompt=text),
         "Error": _object(error=_object(message=text, type=text, param=maybe, code=maybe)),
-        "Message": {
-            "type": "object",
-            "required": ["role"],
-            "properties": {
-                "role": {"type": "string", "enum": list(ROLES)},
-                "content": {"anyOf": [text, {"type": "array", "items": part}, {"type": "null"}]},
-                "tool_calls": {"anyOf": [calls, {"type": "null"}]},
-                "tool_call_id": maybe,
-            },
-        },
+        **COMPONENTS,
+        **other_schemas(),
     }
 
 
@@ -190,30 +206,3 @@ def _object(**properties: Schema) -> Schema:
 
 def _list(items: Schema) -> Schema:
     return {"type": "array", "items": items}
-
-
-def _in_words(schema: Schema) -> str:
-    """A schema in a few words for the page."""
-    if "anyOf" in schema:
-        return " or ".join(_in_words(option) for option in schema["anyOf"])
-    kind = str(schema.get("type", "object"))
-    if kind == "array":
-        return f"list of {_in_words(schema['items'])}"
-    if "maximum" in schema:
-        return f"{kind} from {schema['minimum']} to {schema['maximum']}"
-    return "message" if "$ref" in schema else kind
-
-
-_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>OrcaServe API</title>
-<meta name="viewport" content="width=device-width">
-<style>body{{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}}
-:root{{color-scheme:light dark}}
-table{{border-collapse:collapse;width:100%}}td,th{{text-align:left;padding:.2rem .6rem;border-bottom:1px solid #8886}}
-h2{{margin-top:2rem}}</style>
-<h1>OrcaServe API {version}</h1>
-<p>OpenAI-compatible. The same, for programs: <a href="openapi.json">openapi.json</a>. Fields marked * are required;
-null means absent. Fields of OpenAI's and vLLM's APIs that would change the answer and are not served get a 400:
-{refused}. Any other field has no effect; the first {shown} with plain names are named in the header
-<code>x-orcaserve-ignored-fields</code>.</p>
-{sections}<h2>Also</h2><ul>{reads}</ul><h2>Errors</h2><p>Always
-<code>{{"error": {{"message", "type", "param", "code"}}}}</code>.</p><ul>{errors}</ul></html>"""

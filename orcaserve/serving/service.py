@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +36,7 @@ from orcaserve.text.tokenizer import Tokenizer
 # Work and no iteration for so long: not ready. An iteration takes all prompts that fit its batch, so a healthy one has
 # no bound of its own: with long prompts on a slow machine it may take minutes.
 STALL_SECONDS = 300.0
+ABORTED = "abort"  # the finish reason of a choice that was cancelled
 PLAIN_TEXT = TextOptions()
 
 
@@ -126,12 +126,22 @@ class Choice:
     @property
     def finish_reason(self) -> str | None:
         """For the client, once the choice has come to its end."""
-        return None if self.text.finish_reason is None else self.text.finish_reason.value
+        reason = self.text.finish_reason
+        return None if reason is None else ABORTED if reason is FinishReason.CANCELLED else reason.value
+
+    def stop(self) -> None:
+        """End it with the text it has by now: somebody asked for that, and its client still listens. Idempotent."""
+        if self.over:
+            return
+        text = self.text.push(None, FinishReason.CANCELLED)
+        self._end(ABORTED)
+        self._service.cancel(self.request.id)
+        self._audience.show(self, text)
 
     def cancel(self) -> None:
         """Nobody waits for this choice any more. Idempotent."""
         if not self.over:
-            self._end("abort")
+            self._end(ABORTED)
             self._service.cancel(self.request.id)
 
     def _take(self, news: Progress) -> None:
@@ -329,11 +339,6 @@ def _n_logprobs(ids: Sequence[int], params: SamplingParams) -> int:
     output = 0 if params.logprobs is None else params.max_tokens * (1 + params.logprobs)
     prompt = 0 if params.prompt_logprobs is None else len(ids) * (1 + params.prompt_logprobs)
     return params.n * (output + prompt)
-
-
-def new_id(prefix: str) -> str:
-    """An id as OpenAI's API has them: `cmpl-` or `chatcmpl-` and 24 hexadecimal digits."""
-    return f"{prefix}-{secrets.token_hex(12)}"
 
 
 def as_invalid(error: EngineError, admitted: bool) -> InvalidRequest:

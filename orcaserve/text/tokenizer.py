@@ -101,6 +101,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def spell(self, ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary has it, with its marks for blanks and bytes; "" for an id of none."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
     def token_bytes(self, token: int) -> bytes:
         """What an id stands for, alone, in UTF-8: maybe a part of a character only."""
         return self._spelling.bytes_of(token)

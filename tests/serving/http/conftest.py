@@ -169,15 +169,16 @@ class Server:
         self.app = App(ServingConfig(**self._settings))
         self.engine = FakeEngine(self.tokenizer.vocab_size, self._script)
         self.app.service = self.service = Service(self.engine, self.tokenizer, MODEL)
-        self._server = HttpServer(self.app, self.app._config.write_timeout)
+        self._server = HttpServer(self.app, self.app.config.write_timeout)
         engine = asyncio.create_task(self.engine.run())
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         while not self._server.started:  # noqa: ASYNC110  (uvicorn has no event for it)
             await asyncio.sleep(0.01)
         self._started.set()
         await serving
+        self.app.drain()
+        await self.app.close()
         engine.cancel()
-        self.app.close()
 
     def close(self) -> None:
         self.http.close()
@@ -230,6 +231,14 @@ class Server:
             time.sleep(0.005)
         return time.monotonic() - start
 
+    def on_loop(self, work: Callable[[], Any]) -> Any:
+        """Call something on the server's event loop, and wait for what it gives."""
+
+        async def call() -> Any:
+            return work()
+
+        return asyncio.run_coroutine_threadsafe(call(), self.loop).result(10)
+
     def check_well(self) -> None:
         """What must hold after every case: healthy, nothing left running, a known request gives its known text."""
         self.wait_until(lambda: self.engine.n_open == 0)
@@ -272,6 +281,21 @@ def shared_server(served_tokenizer: Tokenizer) -> Iterator[Server]:
 def large(served_tokenizer: Tokenizer) -> Iterator[Server]:
     """A server with the usual limits."""
     server = make_server(served_tokenizer)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def strict(served_tokenizer: Tokenizer) -> Iterator[Server]:
+    server = make_server(served_tokenizer, strict=True)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def keeping(served_tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that keeps files."""
+    server = make_server(served_tokenizer, files_dir=tmp_path_factory.mktemp("files"), max_files_bytes=2**20)
     yield server
     server.close()
 

@@ -1,0 +1,93 @@
+"""What is answered without a body: health, the served model, metrics, this API's description; and cancelling."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from orcaserve.core.errors import SERVER_STOPPING, InvalidRequest
+from orcaserve.serving.http import Exchange
+from orcaserve.serving.service import Service
+from orcaserve.version import __version__
+
+if TYPE_CHECKING:
+    from orcaserve.serving.app import App
+
+
+async def live(app: App, exchange: Exchange) -> None:
+    await exchange.send_json(200, {"status": "live"})
+
+
+async def ready(app: App, exchange: Exchange) -> None:
+    _refuse_unless_serving(app)
+    reason = app.require_service().why_not_ready()
+    if reason is not None:
+        raise InvalidRequest(None, reason, code="not_ready", status=503)
+    await exchange.send_json(200, {"status": "ready"})
+
+
+async def health(app: App, exchange: Exchange) -> None:
+    """As /ready, but that it stays 200 while an engine is replaced: requests are taken, and wait."""
+    _refuse_unless_serving(app)
+    reason = app.require_service().why_not_healthy()
+    if reason is not None:
+        raise InvalidRequest(None, reason, code="not_ready", status=503)
+    await exchange.send_json(200, app.require_service().health)
+
+
+def _refuse_unless_serving(app: App) -> None:
+    if app.draining or app.service is None:
+        reason = SERVER_STOPPING if app.draining else "the model is still loading"
+        raise InvalidRequest(None, reason, code="not_ready", status=503)
+
+
+async def models(app: App, exchange: Exchange) -> None:
+    await exchange.send_json(200, {"object": "list", "data": [_model_object(app.require_service())]})
+
+
+async def model(app: App, exchange: Exchange) -> None:
+    service = app.require_service()
+    if exchange.params["model"] != service.name:
+        raise InvalidRequest("model", "the model does not exist", code="model_not_found", status=404)
+    await exchange.send_json(200, _model_object(service))
+
+
+def _model_object(service: Service) -> dict[str, Any]:
+    return {
+        "id": service.name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "orcaserve",
+        "root": service.name,
+        "parent": None,
+        "max_model_len": service.facts.longest_request,
+    }
+
+
+async def metrics(app: App, exchange: Exchange) -> None:
+    text, content_type = app.require_service().metrics.render(exchange.header(b"accept") or "")
+    await exchange.send_bytes(200, text, content_type.encode())
+
+
+async def version(app: App, exchange: Exchange) -> None:
+    await exchange.send_json(200, {"version": __version__})
+
+
+async def openapi(app: App, exchange: Exchange) -> None:
+    from orcaserve.serving.openapi import document  # which describes every route, this one too
+
+    await exchange.send_json(200, document())
+
+
+async def docs(app: App, exchange: Exchange) -> None:
+    from orcaserve.serving.reference import page
+
+    await exchange.send_bytes(200, page().encode(), b"text/html; charset=utf-8")
+
+
+async def cancel(app: App, exchange: Exchange) -> None:
+    """End a request that is being answered; its client gets what there is, with the finish reason `abort`."""
+    name = exchange.params["id"]
+    if not app.cancel(name, exchange):
+        message = "no request of this id is being answered"
+        raise InvalidRequest("id", message, code="request_not_found", status=404)
+    await exchange.send_json(200, {"id": name, "object": "request", "cancelled": True})

@@ -1,0 +1,107 @@
+"""The table of all routes. Of several that fit a path the first wins, so longer ones stand before shorter ones."""
+
+from __future__ import annotations
+
+from orcaserve.serving import reads
+from orcaserve.serving.batches.api import ROUTES as BATCHES
+from orcaserve.serving.chat import chat_completions
+from orcaserve.serving.completions import completions
+from orcaserve.serving.embeddings import EMBEDDINGS, embeddings
+from orcaserve.serving.fields import CHAT, COMPLETION, Schema
+from orcaserve.serving.files.api import ROUTES as FILES
+from orcaserve.serving.handlers import acting
+from orcaserve.serving.protocols.kserve import ROUTES as KSERVE
+from orcaserve.serving.protocols.tensorflow import ROUTES as TENSORFLOW
+from orcaserve.serving.protocols.triton import ROUTES as TRITON
+from orcaserve.serving.route import Handle, Operation, Route, Router
+from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE, detokenize, tokenize
+
+OPENAI, TOKENS, SERVER = "OpenAI", "Tokens", "Server"
+ID = "The request's id, as its answer and the header x-request-id have it, or the one that its client sent there."
+STREAM = (
+    "Events, each `data: ` and a JSON object with new text of one choice; `data: [DONE]` comes last. A failure after "
+    "the first event is one event with an `error`, and the end without `[DONE]`. Lines beginning with `:` are comments."
+)
+
+
+def _named(schema: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def _probe(path: str, handle: Handle, summary: str, answer: str, *errors: int) -> Route:
+    return Route("GET", path, handle, Operation(summary, _named(answer), SERVER, errors=errors), open=True)
+
+
+ROUTES = [
+    Route(
+        "POST",
+        "/v1/completions",
+        acting(completions),
+        Operation("Continue a prompt", _named("Completion"), OPENAI, fields=COMPLETION, required=("model",),
+                  stream=STREAM, errors=(404,)),
+    ),
+    Route(
+        "POST",
+        "/v1/chat/completions",
+        acting(chat_completions, on_thread=True),
+        Operation("Answer a conversation", _named("ChatCompletion"), OPENAI, fields=CHAT,
+                  required=("model", "messages"), stream=STREAM, errors=(404,)),
+    ),
+    Route("GET", "/v1/models", reads.models, Operation("The served model", _named("Models"), OPENAI)),
+    Route(
+        "GET",
+        "/v1/models/{model}",
+        reads.model,
+        Operation("The served model, by its name", _named("Model"), OPENAI, errors=(404,)),
+    ),
+    Route(
+        "POST",
+        "/v1/embeddings",
+        acting(embeddings),
+        Operation("Refused: a model that generates text makes no embeddings", {}, OPENAI, fields=EMBEDDINGS,
+                  required=("model",), errors=(404,)),
+    ),
+    Route(
+        "POST",
+        "/v1/requests/{id}/cancel",
+        reads.cancel,
+        Operation(
+            "Cancel a request",
+            _named("Cancelled"),
+            OPENAI,
+            "Its choices end at once, and their slots are free within an iteration. Whoever waits for its answer gets "
+            "the text there is by then, as a whole or as the last events of a stream, with the finish_reason `abort`, "
+            "the usage if it was asked for, and `[DONE]`. Requests of a batch have ids too.",
+            parameters={"id": ID},
+            errors=(404,),
+        ),
+    ),
+    *FILES,
+    *BATCHES,
+    Route(
+        "POST",
+        "/tokenize",
+        acting(tokenize, on_thread=True),
+        Operation("Text, or a conversation, to token ids", _named("Tokens"), TOKENS, fields=TOKENIZE, errors=(404,)),
+    ),
+    Route(
+        "POST",
+        "/detokenize",
+        acting(detokenize),
+        Operation("Token ids to text", _named("Text"), TOKENS, fields=DETOKENIZE, required=("tokens",), errors=(404,)),
+    ),
+    *TRITON,
+    *KSERVE,
+    *TENSORFLOW,
+    _probe("/health", reads.health, "200 if requests are taken, also while they wait for an engine", "Health", 503),
+    _probe("/ready", reads.ready, "200 if requests can be served now", "Status", 503),
+    _probe("/live", reads.live, "200 if the process answers", "Status"),
+    Route("GET", "/metrics", reads.metrics,
+          Operation("Prometheus metrics", {"type": "string"}, SERVER, content="text/plain")),
+    Route("GET", "/version", reads.version, Operation("The version of this server", _named("Version"), SERVER)),
+    Route("GET", "/openapi.json", reads.openapi,
+          Operation("This description, for programs (OpenAPI 3.1)", {"type": "object"}, SERVER), open=True),
+    Route("GET", "/docs", reads.docs,
+          Operation("This description, for people", {"type": "string"}, SERVER, content="text/html"), open=True),
+]  # fmt: skip
+ROUTER = Router(ROUTES)
