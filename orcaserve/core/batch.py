@@ -69,6 +69,7 @@ class Increment(BatchEntry):
     seed = 0
     n_output = 0
     n_to_come = 0
+    scoring = None
 
     def __init__(self, request_id: int, token: int, position: int) -> None:
         self.request_id = request_id

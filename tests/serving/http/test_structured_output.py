@@ -16,7 +16,6 @@ import pytest
 
 from orcaserve.core import Grammar, GrammarKind
 
-
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 
