@@ -142,7 +142,8 @@ class Scheduler:
         batch, requests = self._take_oldest(result)
         self._ledger.fill(batch.entries)
         failures, news = result.failures, []
-        told = self._logprobs.take_in(batch, result.logprobs) if result.logprobs else None
+        any_told = result.logprobs or self._logprobs.waits
+        told = self._logprobs.take_in(batch, result.logprobs) if any_told else None
         for request, entry, token in zip(requests, batch.entries, result.tokens, strict=True):
             request.state = _FEEDING if entry.n_to_come else _INCREMENT
             if request.ending is not None:
