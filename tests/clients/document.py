@@ -16,7 +16,8 @@ beyond address and model. `scripts/clients` installs each in an environment of i
 back; `scripts/clients --write-docs` has written this page. What is said of a version holds for that version.
 
 Each client gets a server of its own, which is looked at when it has left: healthy, a known text unchanged, no slot
-held, an orderly end. The model is the default one unless a section says otherwise. Programs lie in `tests/clients/programs`.
+held, an orderly end. The model is the default one unless a section says otherwise. Programs lie in
+`tests/clients/programs`.
 
 """
 
