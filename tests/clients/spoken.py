@@ -21,11 +21,7 @@ def spoken(script: str) -> Callable[[Bench], list[Step]]:
         steps = [Step(line["step"], line["error"]) for line in said if "step" in line]
         failed = any(step.error for step in steps)
         if {"steps": len(steps)} not in said or finished.code is None or (finished.code != 0) != failed:
-            steps.append(
-                Step(
-                    "the program ends", finished.problem or "it left steps out, or its exit code does not tell of them"
-                )
-            )
+            steps.append(Step("the program ends", finished.problem or "it left steps out"))
         return steps
 
     return run
