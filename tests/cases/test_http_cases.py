@@ -139,10 +139,11 @@ def test_b36_the_model_is_named_in_every_event(gpt2: Server) -> None:
 
 
 @pytest.mark.parametrize("path", POST_ROUTES)
-@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "PATCH"])
 def test_b36_another_method(gpt2: Server, method: str, path: str) -> None:
     answer = gpt2.http.request(method, path)
-    assert answer.status_code == 405 and answer.headers["allow"] == "POST"
+    allowed = answer.headers["allow"].split(", ")
+    assert answer.status_code == 405 and allowed == ["POST", "OPTIONS"]
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/M", "/health", "/live", "/ready", "/metrics", "/docs"])
