@@ -122,7 +122,7 @@ def expected_numbers(odd_model: Path) -> Numbers:
         found: Numbers = {}
         for request in told_requests():
             found |= numbers(engine, [request])
-    assert all(len(found[request.id]) > len(request.input_ids) for request in told_requests())
+    assert all(len(found[request.id]) >= len(request.input_ids) for request in told_requests())
     return found
 
 
