@@ -26,8 +26,9 @@ from orcaserve.config import (
     ScheduleLogConfig,
     SchedulerConfig,
 )
-from orcaserve.core import SamplingParams
+from orcaserve.core import InvalidRequest, SamplingParams
 from orcaserve.core.errors import ConfigError
+from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT
 
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
@@ -333,6 +334,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, max_tokens: int) 
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    if args.max_tokens == 0:  # a prompt that is only read has no text to print
+        raise InvalidRequest("max_tokens", f"max_tokens must be an integer from 1 to {MAX_TOKENS_LIMIT}")
     return SamplingParams(
         max_tokens=args.max_tokens,
         temperature=args.temperature,

@@ -183,7 +183,7 @@ async def test_what_the_model_cannot_run_fails_alone(rig: MakeRig, bad: Request)
 async def test_a_submit_that_cannot_be_decoded_fails_alone(rig: MakeRig) -> None:
     async with rig() as r:
         good, bad = r.client.submit(request(2, max_tokens=20)), r.client.submit(request(1))
-        r.client._submits[1].sampling.max_tokens = 0
+        r.client._submits[1].sampling.temperature = 3
         news = await read(bad)
         assert news == [Progress(1, None, FinishReason.ERROR, news[0].error)]
         assert len(await read(good)) == 20
