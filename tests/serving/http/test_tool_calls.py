@@ -308,7 +308,7 @@ def test_what_is_refused_is_named(tools: Callable[..., ToolServer], fields: dict
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["function", "f", "object", "auto"]),
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["function", "f", "object"]),
     lambda inner: st.lists(inner, max_size=3)
     | st.dictionaries(st.sampled_from(["type", "function", "name", "parameters", "strict", "id", "arguments", "mode",
                                        "tools", "allowed_tools", "properties", "$ref", "required"]), inner, max_size=4),
