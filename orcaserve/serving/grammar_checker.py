@@ -39,7 +39,7 @@ class GrammarChecker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")  # the process ends with it
         self._process: subprocess.Popen[bytes] | None = None
         self._verdicts: OrderedDict[Grammar, str | None] = OrderedDict()  # the one that was used last at the end
-        self._n_waiting = 0
+        self._asked: dict[Grammar, asyncio.Future[str | None]] = {}
         self._closed = False
 
     async def check(self, grammar: Grammar, field: str | None) -> None:
@@ -48,13 +48,8 @@ class GrammarChecker:
             self._verdicts.move_to_end(grammar)
             verdict = self._verdicts[grammar]
         else:
-            if self._n_waiting >= MAX_WAITING:
-                raise InvalidRequest(None, "too many grammars wait to be compiled", code="overloaded", status=503)
-            self._n_waiting += 1
-            try:
-                verdict = await asyncio.get_running_loop().run_in_executor(self._thread, self._find_out, grammar)
-            finally:
-                self._n_waiting -= 1
+            # Whoever leaves takes the question from nobody else.
+            verdict = await asyncio.shield(self._asked.get(grammar) or self._find_out(grammar))
         if verdict is not None:
             raise InvalidRequest(field, verdict, code="invalid_grammar")
 
@@ -68,18 +63,25 @@ class GrammarChecker:
         if process is not None:
             self._end(process)
 
-    def _find_out(self, grammar: Grammar) -> str | None:
-        """On the thread."""
-        if grammar in self._verdicts:  # another request had it checked meanwhile
-            return self._verdicts[grammar]
-        verdict = self._ask(grammar)
-        self._verdicts[grammar] = verdict
+    def _find_out(self, grammar: Grammar) -> asyncio.Future[str | None]:
+        if len(self._asked) >= MAX_WAITING:
+            raise InvalidRequest(None, "too many grammars wait to be compiled", code="overloaded", status=503)
+        answer = asyncio.get_running_loop().run_in_executor(self._thread, self._ask, grammar)
+        self._asked[grammar] = answer
+        answer.add_done_callback(lambda _: self._remember(grammar))
+        return answer
+
+    def _remember(self, grammar: Grammar) -> None:
+        answer = self._asked.pop(grammar)
+        if answer.cancelled() or answer.exception() is not None:
+            return
+        self._verdicts[grammar] = answer.result()
         size = sum(len(known.text) for known in self._verdicts)
         while len(self._verdicts) > MAX_VERDICTS or size > MAX_VERDICT_CHARACTERS:
             size -= len(self._verdicts.popitem(last=False)[0].text)
-        return verdict
 
     def _ask(self, grammar: Grammar) -> str | None:
+        """On the thread."""
         process = self._process or self._start()
         answer = self._say(process, json.dumps([grammar.kind.value, grammar.text]), WAIT)
         if answer is not None:

@@ -1,13 +1,15 @@
 """ConstrainedSampler: a sampler, and the grammars of those of its requests that have one.
 
-    begin(request_ids)            the tokens chosen last are entered into their grammars, and masks of what may follow
-        |            \\            are computed, on a thread without the interpreter lock
-        |             forward
-        v            /
-    sample(logits, request_ids)   waits for the masks
+    sample(logits, request_ids)   waits for the masks; the tokens that it chooses are entered into their grammars, and
+         |       \\                masks of what may follow are computed, on threads without the interpreter lock,
+    scheduler,    masks           while the scheduler chooses the next batch and the model computes it
+     forward     /
+         |      /
+    sample(logits, request_ids)
 
-Grammars are compiled on that thread too, beside the forward pass of the request's initiation. They have been compiled
-once before, at the door, within the same limits. What goes wrong with a grammar is the failure of its request alone.
+Requests that come new get theirs in `begin`, beside the forward pass of their initiation; grammars are compiled there
+too. They have been compiled once before, at the door, within the same limits. What goes wrong with a grammar is the
+failure of its request alone.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from numpy.typing import NDArray
 
 from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams, TokenLogprobs
 from orcaserve.model.spec import ModelSpec
+from orcaserve.worker.resources import available_cores
 
 if TYPE_CHECKING:  # late: most workers never see a grammar
     from llguidance import LLExecutor, LLMatcher
@@ -39,7 +42,7 @@ Logits = TypeVar("Logits", contravariant=True)
 
 MAX_COMPILED = 32  # grammars whose beginnings are kept
 MAX_COMPILED_CHARACTERS = 2**18  # of their texts
-N_THREADS = 2  # that compute masks; they run beside the model's
+MAX_THREADS = 8  # that compute masks; they run beside the model's
 
 _log = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ class _Followed:
     """A request's way through its grammar.
 
     to_enter: tokens that were put out and are not in the matcher yet. n_output: how many were put out.
-    failure: why it cannot go on.
+    failure: why it cannot go on. coming: masks, its own for the next token among them.
     """
 
     grammar: Grammar
@@ -81,6 +84,7 @@ class _Followed:
     n_output: int
     matcher: LLMatcher | None = None
     failure: str | None = None
+    coming: Future[Masks] | None = None
 
     def unwelcome(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """Ids that end the text and are not to come next while there is another way on."""
@@ -106,7 +110,6 @@ class ConstrainedSampler(Generic[Logits]):
         self._grammars = _Grammars(read_vocabulary)
         self._followed: dict[int, _Followed] = {}
         self._thread: ThreadPoolExecutor | None = None
-        self._masks: Future[Masks] | None = None
 
     def admit(
         self,
@@ -133,17 +136,13 @@ class ConstrainedSampler(Generic[Logits]):
 
     def begin(self, request_ids: Sequence[int]) -> None:
         """These requests are to be sampled next; returns at once."""
-        if not self._followed:
-            return
-        followed = {id_: self._followed[id_] for id_ in request_ids if id_ in self._followed}
-        if followed:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, "grammars", _leave_the_core)
-            self._masks = self._thread.submit(self._grammars.masks_of, followed)
+        if self._followed:
+            known = {id_: self._followed[id_] for id_ in request_ids if id_ in self._followed}
+            self._compute_masks({id_: one for id_, one in known.items() if one.coming is None})
 
     def sample(self, logits: Logits, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
         """As the sampler's, after `begin` with the same requests."""
-        tokens, failures = self._sampler.sample(logits, request_ids, self._take_masks())
+        tokens, failures = self._sampler.sample(logits, request_ids, self._masks_of(request_ids))
         self._note(request_ids, tokens, failures)
         return tokens, failures
 
@@ -151,7 +150,8 @@ class ConstrainedSampler(Generic[Logits]):
         self, logits: Logits, request_ids: Sequence[int], n_top: Mapping[int, int]
     ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
         """As the sampler's, after `begin` with the same requests."""
-        tokens, failures, told = self._sampler.sample_with_logprobs(logits, request_ids, n_top, self._take_masks())
+        masks = self._masks_of(request_ids)
+        tokens, failures, told = self._sampler.sample_with_logprobs(logits, request_ids, n_top, masks)
         self._note(request_ids, tokens, failures)
         return tokens, failures, {request_id: own for request_id, own in told.items() if request_id not in failures}
 
@@ -159,25 +159,47 @@ class ConstrainedSampler(Generic[Logits]):
         """As the sampler's: a prompt may be anything."""
         return self._sampler.score(logits, tokens, n_top)
 
-    def _take_masks(self) -> Masks | None:
-        if self._masks is None:
+    def _compute_masks(self, followed: Mapping[int, _Followed]) -> None:
+        if not followed:
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "grammars", _leave_the_core)
+        coming = self._thread.submit(self._grammars.masks_of, followed)
+        for one in followed.values():
+            one.coming = coming
+
+    def _masks_of(self, request_ids: Sequence[int]) -> Masks | None:
+        """Waited for. Requests whose grammar has failed have none."""
+        if not self._followed:
             return None
-        masks, self._masks = self._masks.result(), None
+        masks = {}
+        for request_id in request_ids:
+            one = self._followed.get(request_id)
+            if one is not None:
+                assert one.coming is not None, "begun before it is sampled"
+                mask = one.coming.result().get(request_id)
+                one.coming = None
+                if mask is not None:
+                    masks[request_id] = mask
         return masks
 
     def _note(self, request_ids: Sequence[int], tokens: Sequence[int], failures: dict[int, str]) -> None:
-        """What was chosen; of those whose grammar has failed, that it has."""
+        """What was chosen, and begin with what may follow; of those whose grammar has failed, that it has."""
         if not self._followed:
             return
+        on = {}
         for request_id, token in zip(request_ids, tokens, strict=True):
-            followed = self._followed.get(request_id)
-            if followed is None:
+            one = self._followed.get(request_id)
+            if one is None:
                 continue
-            if followed.failure is not None:
-                failures[request_id] = followed.failure
-            else:
-                followed.to_enter.append(token)
-                followed.n_output += 1
+            if one.failure is not None:
+                failures[request_id] = one.failure
+            elif request_id not in failures:
+                one.to_enter.append(token)
+                one.n_output += 1
+                if token not in one.stop_ids:
+                    on[request_id] = one
+        self._compute_masks(on)
 
 
 class _Grammars:
@@ -188,7 +210,6 @@ class _Grammars:
         self._compiler: Compiler | None = None
         self._executor: LLExecutor | None = None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()  # the one used last at the end
-        self._buffer = np.empty((0, 0), np.uint32)
 
     def masks_of(self, followed: Mapping[int, _Followed]) -> Masks:
         """Of those that can go on; the others have their failure set."""
@@ -201,8 +222,7 @@ class _Grammars:
         assert self._compiler is not None
         from orcaserve.text.compiler import failure_of
 
-        for one in going.values():
-            self._enter(one)
+        self._enter(list(going.values()))
         rows = self._fill([one.matcher for one in going.values()])
         masks = {}
         for (request_id, one), row in zip(going.items(), rows, strict=True):
@@ -231,7 +251,7 @@ class _Grammars:
             from orcaserve.text.compiler import Compiler
 
             self._compiler = Compiler(self._read_vocabulary())
-            self._executor = LLExecutor(N_THREADS)
+            self._executor = LLExecutor(min(available_cores(), MAX_THREADS))
         known = self._compiled.pop(grammar, None)
         matcher = self._compiler.compile(grammar) if known is None else known
         self._compiled[grammar] = matcher
@@ -239,23 +259,28 @@ class _Grammars:
             self._compiled.popitem(last=False)
         return matcher
 
-    def _enter(self, one: _Followed) -> None:
-        """The tokens that were chosen. One that ends the text is none of it."""
-        assert self._compiler is not None and one.matcher is not None
+    def _enter(self, followed: Sequence[_Followed]) -> None:
+        """The tokens that were chosen. One that ends a text is none of it."""
+        assert self._compiler is not None and self._executor is not None
         eos_ids = self._compiler.vocabulary.eos_ids
-        tokens = [token for token in one.to_enter if token not in eos_ids]
-        one.to_enter.clear()
-        if tokens:
-            one.matcher.consume_tokens(tokens)
+        single: list[tuple[LLMatcher, int]] = []
+        for one in followed:
+            assert one.matcher is not None
+            tokens = [token for token in one.to_enter if token not in eos_ids]
+            one.to_enter.clear()
+            if len(tokens) == 1:
+                single.append((one.matcher, tokens[0]))
+            elif tokens:  # output of before
+                one.matcher.consume_tokens(tokens)
+        if single:
+            self._executor.consume_token_par(single)
 
     def _fill(self, matchers: Sequence[Any]) -> NDArray[np.uint32]:
         """[len(matchers), vocabulary / 32 rounded up]; where the text may end, all ids that end it are allowed."""
         assert self._compiler is not None and self._executor is not None
         vocabulary = self._compiler.vocabulary
         n, width = len(matchers), -(-len(vocabulary.texts) // 32)
-        if len(self._buffer) < n:
-            self._buffer = np.empty((n, width), np.uint32)
-        rows = self._buffer[:n]
+        rows = np.empty((n, width), np.uint32)
         indexed = [(matcher, row) for row, matcher in enumerate(matchers)]
         self._executor.unsafe_compute_mask_ptr(indexed, rows.ctypes.data, 4 * width, n)
         eos = self._compiler.eos_id

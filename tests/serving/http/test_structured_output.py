@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -238,7 +239,9 @@ def test_verdicts_are_remembered_and_bounded(server: Any, checker: Any, monkeypa
 
 
 def test_too_many_at_once(server: Any, checker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checker, "_n_waiting", 64)
+    from orcaserve.serving import grammar_checker
+
+    monkeypatch.setattr(grammar_checker, "MAX_WAITING", 0)
     refused(server.complete(guided_regex="not now"), None, "too many grammars", status=503)
     assert server.complete(guided_regex="a first one", max_tokens=1).status_code == 200  # it is known
 
@@ -252,10 +255,18 @@ def test_compiling_does_not_hold_up_others(server: Any, checker: Any, monkeypatc
             b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         )
         raw.sendall(head % len(body) + body)
-        server.wait_until(lambda: checker._n_waiting == 1)
+        server.wait_until(lambda: len(checker._asked) == 1)
         assert server.complete(max_tokens=1).status_code == 200
         may_go_on.set()
         assert raw.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_many_ask_for_the_same_and_for_others(server: Any, checker: Any) -> None:
+    """While verdicts come in and are forgotten."""
+    with ThreadPoolExecutor(16) as pool:
+        jobs = [pool.submit(server.complete, guided_regex=f"a{{{i % 40}}}b", max_tokens=1) for i in range(160)]
+        assert {job.result().status_code for job in jobs} == {200}
+    assert not checker._asked
 
 
 def test_the_openai_client(server: Any) -> None:

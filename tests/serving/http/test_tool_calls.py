@@ -10,6 +10,8 @@ from typing import Any
 import openai
 import pytest
 from chat_families import FAMILIES, save_family
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
 from orcaserve.core import EngineFacts, Request
@@ -166,6 +168,19 @@ def test_an_answer_that_is_cut(tools: Callable[..., ToolServer]) -> None:
     assert '{"city": "Köln"}'.startswith(partial) and partial == streamed
 
 
+def test_token_ids_of_calls_are_told_whole_and_streamed(tools: Callable[..., ToolServer]) -> None:
+    """What stands beside the text goes with the events there are, also while text is held back."""
+    server = tools()
+    body = {"extra_body": {"return_token_ids": True}}
+    whole = server.create(TWO, **body).choices[0].model_dump()
+    streamed: list[int] = []
+    for chunk in server.create(TWO, stream=True, **body):
+        streamed += chunk.choices[0].model_dump().get("token_ids") or []
+    assert streamed == whole["token_ids"]
+    assert streamed[:-1] == server.tokenizer.encode(TWO, add_special_tokens=False)
+    assert len(whole["message"]["tool_calls"]) == 2
+
+
 def test_choices_have_parsers_of_their_own(tools: Callable[..., ToolServer]) -> None:
     server = tools()
     answer = server.create(ONE, n=3)
@@ -290,6 +305,31 @@ def test_what_is_refused_is_named(tools: Callable[..., ToolServer], fields: dict
     error = answer.json()["error"]
     assert error["param"] == param and error["code"] and "orcaserve/" not in answer.text
     assert server.engine.seen == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.sampled_from(["function", "f", "object"]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["type", "function", "name", "parameters", "strict", "id", "arguments", "mode",
+                                       "tools", "allowed_tools", "properties", "$ref", "required"]), inner, max_size=4),
+    max_leaves=12,
+)  # fmt: skip
+FUZZED = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs", "documents", "chat_template",
+          "add_generation_prompt", "continue_final_message")  # fmt: skip
+
+
+def test_whatever_is_sent_is_answered(tools: Callable[..., ToolServer]) -> None:
+    server = tools(request_templates=True)
+
+    @given(st.dictionaries(st.sampled_from(FUZZED), JSON, max_size=3), st.none() | JSON)
+    @settings(max_examples=150, deadline=None)
+    def answered(fields: dict[str, Any], tool_calls: Any) -> None:
+        said = {"role": "assistant", "content": "a", "tool_calls": tool_calls}
+        body = {"model": "tiny", "messages": [*USER, said, *USER], "max_tokens": 1, **fields}
+        answer = server.server.post("/v1/chat/completions", body)
+        assert answer.status_code in (200, 400), answer.text
+
+    answered()
 
 
 def test_a_template_of_the_request(tools: Callable[..., ToolServer]) -> None:
