@@ -197,8 +197,8 @@ def test_a_request_that_fails_leaves_the_others_their_text(llm: LLM, monkeypatch
 
 
 def test_a_grammar_is_kept_to(llm: LLM) -> None:
-    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 99}}, "required": ["age"],
-              "additionalProperties": False}  # fmt: skip
+    age = {"type": "integer", "minimum": 1, "maximum": 99}
+    schema = {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
     kinds = [Grammar.json_schema(schema), Grammar.regex("[a-z]{2,9}!"), Grammar.choice(["yes", "no"]), None]
     params = [SamplingParams(max_tokens=40, temperature=1, seed=2, grammar=grammar) for grammar in kinds]
     texts = [result.completions[0].text for result in llm.generate(["The answer is "] * 4, params)]
