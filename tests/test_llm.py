@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orcaserve import LLM, SamplingParams
+from orcaserve import LLM, Grammar, SamplingParams
 from orcaserve.core import EngineError, EngineStatus, FinishReason, InvalidRequest, IterationReport, Progress, Request
 
 GREEDY = SamplingParams(max_tokens=12, temperature=0)
@@ -192,3 +194,25 @@ def test_a_request_that_fails_leaves_the_others_their_text(llm: LLM, monkeypatch
     fine, failed = (result.completions[0] for result in llm.generate(["1, 2, 3, 4,", "a"], GREEDY))
     assert fine == alone
     assert (failed.finish_reason, failed.error, failed.text) == ("error", "no numbers", "")
+
+
+def test_a_grammar_is_kept_to(llm: LLM) -> None:
+    age = {"type": "integer", "minimum": 1, "maximum": 99}
+    schema = {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
+    kinds = [Grammar.json_schema(schema), Grammar.regex("[a-z]{2,9}!"), Grammar.choice(["yes", "no"]), None]
+    params = [SamplingParams(max_tokens=40, temperature=1, seed=2, grammar=grammar) for grammar in kinds]
+    texts = [result.completions[0].text for result in llm.generate(["The answer is "] * 4, params)]
+    assert 1 <= json.loads(texts[0])["age"] <= 99
+    assert re.fullmatch("[a-z]{2,9}!", texts[1]) and texts[2] in ("yes", "no")
+    assert "".join(llm.stream("The answer is ", params[1])) == texts[1]
+
+
+def test_what_is_no_grammar_is_refused_before_anything_runs(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="keyword not is not supported"):
+        llm.generate("a", SamplingParams(grammar=Grammar.json_schema({"not": {}})))
+    with pytest.raises(InvalidRequest, match="at least one text"):
+        Grammar.choice([])
+    with pytest.raises(InvalidRequest, match="65536 characters"):
+        Grammar.regex("a" * 70_000)
+    with pytest.raises(InvalidRequest, match="must be a Grammar"):
+        SamplingParams(grammar="[a-z]")  # type: ignore[arg-type]

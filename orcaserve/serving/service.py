@@ -269,13 +269,15 @@ class Service:
             name = "best_of" if n_kept else "logprobs"
             message = f"{name}: choices x tokens x (best ones of each + 1) must be at most {MAX_LOGPROBS}"
             raise InvalidRequest(name, message)
+        grammars = {params.grammar: grammar_field for _, params in prompts if params.grammar is not None}
+        if grammars and not self.facts.eos_ids:
+            raise InvalidRequest(grammar_field, "this model has no token that ends a text, so it follows no grammar")
         choices: list[tuple[Request, TextStream]] = []
         for ids, params in prompts:
             requests = fan_out(self._request_ids, ids, params, self.facts)
             new_text = options.streams(self.tokenizer, ids, params)
             choices += [(request, new_text()) for request in requests]
         n_each = prompts[0][1].n if n_kept else 0
-        grammars = {params.grammar: grammar_field for _, params in prompts if params.grammar is not None}
         return Plan(choices, sum(len(ids) for ids, _ in prompts), n_kept, n_each, grammars)
 
     async def compile_grammars(self, plan: Plan) -> None:

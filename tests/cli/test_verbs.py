@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -39,6 +40,26 @@ def test_generate_stops_and_repeats_by_seed() -> None:
     assert stopped.stdout == " 5, "
     drawn = [orcaserve("generate", *SMALL, "--prompt", "One day", "--max-tokens", "8", "--seed", "3") for _ in range(2)]
     assert drawn[0].stdout == drawn[1].stdout != ""
+
+
+def test_generate_keeps_to_a_grammar(tmp_path: Path) -> None:
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": ["north", "south"]}')
+    lark = tmp_path / "grammar.lark"
+    lark.write_text('start: "go " ("left" | "right")')
+    ask = ("generate", *SMALL, "--prompt", "Where to? ", "--max-tokens", "20", "--seed", "1")
+    assert orcaserve(*ask, "--json-schema", str(schema)).stdout in ('"north"', '"south"')
+    assert orcaserve(*ask, "--grammar", str(lark)).stdout in ("go left", "go right")
+    assert orcaserve(*ask, "--choice", "up", "--choice", "down").stdout in ("up", "down")
+    assert re.fullmatch("[a-d]{3}", orcaserve(*ask, "--regex", "[a-d]{3}").stdout)
+    for flags, says in (
+        (("--regex", "("), "the regular expression is not valid"),
+        (("--json-schema", str(lark)), "is not JSON"),
+        (("--grammar", str(tmp_path / "none")), "cannot be read"),
+        (("--regex", "a", "--choice", "b"), "not allowed with"),
+    ):
+        done = orcaserve(*ask, *flags)
+        assert done.returncode == 2 and says in done.stderr.strip().splitlines()[-1] and not done.stdout, done.stderr
 
 
 def test_generate_refuses_what_cannot_fit() -> None:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from orcaserve.core import CannotFit, EngineFacts, InvalidRequest, SamplingParams
+from orcaserve.core import CannotFit, EngineFacts, Grammar, InvalidRequest, SamplingParams
 from orcaserve.core.admission import check_output, check_request, fan_out
 
 
@@ -85,3 +86,18 @@ def test_stop_ids() -> None:
     assert stop_ids() == {9}
     assert stop_ids(stop_token_ids=[3]) == {3, 9}
     assert stop_ids(stop_token_ids=[3], ignore_eos=True) == {3}
+
+
+def test_the_end_of_a_grammar_ends_a_request_whatever_is_ignored() -> None:
+    params = SamplingParams(ignore_eos=True, stop_token_ids=frozenset({3}))
+    (free,) = fan_out(itertools.count(), [1], params, facts())
+    assert free.stop_ids == {3}
+    (bound,) = fan_out(itertools.count(), [1], replace(params, grammar=Grammar.regex("a")), facts())
+    assert bound.stop_ids == {3, 9}
+
+
+def test_without_a_token_that_ends_a_text_there_is_no_grammar() -> None:
+    model = replace(facts(), eos_ids=frozenset())
+    check_request([1], SamplingParams(), model)
+    with pytest.raises(InvalidRequest, match="no token that ends a text"):
+        check_request([1], SamplingParams(grammar=Grammar.regex("a")), model)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from orcaserve.core import FinishReason, Request, SamplingParams
+from orcaserve.core import FinishReason, Grammar, Request, SamplingParams
 
 STOP = 2
 
@@ -41,6 +41,13 @@ def test_one_that_was_with_an_engine_before_starts_anew_and_goes_on() -> None:
     assert one.finish_reason_after(8) is FinishReason.LENGTH
     stopped = Request(1, [0], SamplingParams(max_tokens=4, min_tokens=2), frozenset({STOP}), output=[9, 9])
     assert run(stopped, [STOP]) == [FinishReason.STOP]
+
+
+def test_a_grammar_may_end_before_min_tokens() -> None:
+    params = SamplingParams(max_tokens=9, min_tokens=5)
+    assert run(Request(1, [0], params, frozenset({STOP})), [9, STOP]) == [None, None]
+    bound = SamplingParams(max_tokens=9, min_tokens=5, grammar=Grammar.regex("a"))
+    assert run(Request(1, [0], bound, frozenset({STOP})), [9, STOP]) == [None, FinishReason.STOP]
 
 
 def test_ends_by_length() -> None:
