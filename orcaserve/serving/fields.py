@@ -153,7 +153,9 @@ COMPLETION: dict[str, Field] = {
         "Text, texts, token ids, or lists of token ids. Without one, the model starts a new document.",
     ),
     **COMMON,
-    "max_tokens": _integer(0, 2**31 - 1, "Most tokens to generate, 16 unless given; 0: none, for a prompt that is to be echoed."),
+    "max_tokens": _integer(
+        0, 2**31 - 1, "Most tokens to generate, 16 unless given; 0: none, for a prompt that is to be echoed."
+    ),
     "logprobs": _integer(
         0,
         MAX_LEGACY_LOGPROBS,
