@@ -19,7 +19,8 @@ KServe's, TensorFlow Serving's. Whatever a client speaks, its requests share ite
 
 Fields marked * must be there. A field that is null is as one that is absent. Fields of these APIs that would change \
 the answer and are not served get a 400: UNSERVED. Any other field has no effect. The first {MAX_IGNORED_SHOWN} of \
-those with plain names, also in other fields, are named in the header `x-orcaserve-ignored-fields`, and the metric `orcaserve_ignored_fields_total` \
+those with plain names, also in other fields, are named in the header `x-orcaserve-ignored-fields`, and the metric \
+`orcaserve_ignored_fields_total` \
 counts all. A server that was started with `--strict` answers 400 (`unknown_field`) instead.
 
 Every answer has the header `x-request-id`: the one that the client sent, if it is one to 128 letters, digits or \
