@@ -247,12 +247,13 @@ class Exchange:
         close = [(b"connection", b"close")] if unread else []
         await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % length), *close])
         left = length
+        if not length:
+            await self._body(b"", more=unread)
         async for piece in pieces:
             left -= len(piece)
             await self._body(piece, more=unread or left > 0)
         if unread:
             await self._drain()
-        if unread or not length:
             await self._body(b"", more=False)
 
     async def send_error(self, error: InvalidRequest, headers: Headers = ()) -> None:
