@@ -37,7 +37,7 @@ from orcaserve.scheduler.scheduler import Scheduler
 from orcaserve.simulation.driver import simulate
 from orcaserve.simulation.outcome import Summary
 from orcaserve.simulation.pipeline import Pipeline
-from orcaserve.simulation.profile import ProfiledCost, Sample, fit_cost, fit_errors, slowdown
+from orcaserve.simulation.profile import ProfiledCost, Sample, fit_cost, fit_errors, slowdown, with_pauses
 from orcaserve.workload import Arrival
 from orcaserve.workload.named import Workload, named_source
 from orcaserve.workload.shape import Shape
@@ -157,9 +157,8 @@ def run_all(engine: MeasuredEngine, simulator: Simulator, args: argparse.Namespa
     return runs, samples + measure(engine, cells)
 
 
-def compare(run: Run, simulator: Simulator, typical: ProfiledCost, pauses: float) -> Row:
-    """typical: the profile's cost without what pauses add, by which factor it is larger as it is stored."""
-    arrivals, cost = run.workload.arrivals(run.rate, run.seed), typical.times(pauses)
+def compare(run: Run, simulator: Simulator, cost: ProfiledCost) -> Row:
+    arrivals = run.workload.arrivals(run.rate, run.seed)
     drift = slowdown(cost, run.probes)
     alone, then = simulator.run(arrivals, cost), simulator.run(arrivals, cost.times(drift))
     return Row(
@@ -199,7 +198,7 @@ def verdicts(rows: Sequence[Row]) -> list[tuple[str, str | float, list[float], l
 
 def report(rows: Sequence[Row], fit: Mapping[str, float], http: Sequence[float]) -> str:
     text = f"Profile: {fit['n_samples']} iterations, off by {fit['median_error']:.1%} (median), {fit['p90_error']:.1%} "
-    text += f"(p90); pauses make all {fit['slowdown']:.3f} times as slow.\n\n"
+    text += f"(p90); pauses make all {fit['slowdown']:.3f} times as slow together.\n\n"
     text += table(
         ["workload", "load", "mean error", "each seed", "with the speed at the time", "each seed", "goal", ""],
         [[workload, _load(load), f"{fmean(alone):+.1%}", _each(alone), f"{fmean(then):+.1%}", _each(then),
@@ -244,11 +243,12 @@ def main() -> int:
         runs, samples = run_all(engine, simulator, args)
     typical = fit_cost(samples)
     fit = fit_errors(typical, samples) | {"slowdown": slowdown(typical, samples)}
-    rows = [compare(run, simulator, typical, fit["slowdown"]) for run in runs]
+    cost = with_pauses(typical, samples)
+    rows = [compare(run, simulator, cost) for run in runs]
     http = [over_http(run, config) for run in runs if args.http and run.seed == 0 and run.load != SATURATION]
     write(heading("The simulator against the engine", __doc__) + report(rows, fit, http), args.out)
     if args.json:
-        found = {"rows": [asdict(row) for row in rows], "cost": asdict(typical), "fit": fit, "http": http}
+        found = {"rows": [asdict(row) for row in rows], "cost": asdict(cost), "fit": fit, "http": http}
         Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
     results = [(f"{workload}, {_load(load)}", fmean(then), goal) for workload, load, _, then, goal in verdicts(rows)]
     what = f"simulator against engine, mean error of {args.seeds} seeds: "

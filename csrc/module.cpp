@@ -34,6 +34,13 @@ NB_MODULE(_kernels, m) {
           },
           nb::arg("n_threads"))
       .def_prop_ro("n_threads", &orcaserve::Team::n_threads)
+      .def(
+          "take_cores",
+          [](orcaserve::Team& self, int first, int total) {
+            if (first < 0 || first + self.n_threads() > total) throw std::invalid_argument("there are fewer threads in all");
+            self.take_cores(first, total);
+          },
+          nb::arg("first"), nb::arg("total"))
       .def_prop_ro("progress", &orcaserve::Team::progress);
 
   bind_linear(m);

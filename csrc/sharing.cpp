@@ -12,8 +12,11 @@ namespace orcaserve {
 void Sharing::report(int64_t worked_ns, int64_t waited_ns) {
   // All wait for the one, so `waited` of `worked` is lost; without the member it is its share of the work.
   if (working_ > 1 && waited_ns > worked_ns / working_) {
-    --working_;
+    // After quiet, the first time may be anything that needed a core for one slice of the clock.
+    const bool first = quiet_ns_ > 0;
     quiet_ns_ = 0;
+    if (first) return;
+    --working_;
     left_ns_ = pause_ns_;
     // Every trial costs those who wait for the result, so the next one comes later.
     pause_ns_ = 2 * pause_ns_ < kLongestPauseNs ? 2 * pause_ns_ : kLongestPauseNs;

@@ -26,7 +26,7 @@ class Sharing {
   int working_;
   int64_t pause_ns_ = kFirstPauseNs;  // how long the next member that is counted out stays out, in time of work
   int64_t left_ns_ = 0;               // of the present pause
-  int64_t quiet_ns_ = 0;              // since all members work without waiting
+  int64_t quiet_ns_ = kReportNs;      // since all members work without waiting
 
   static constexpr int64_t kFirstPauseNs = 200'000'000;
   static constexpr int64_t kLongestPauseNs = 800'000'000;

@@ -77,22 +77,30 @@ void Team::serve(int member) {
 void Team::share() {
   const int caller = this_thread_id();
   int64_t longest = 0;
+  int waiter = 0;
   for (int member = 0; member < size_; ++member) {
     const auto i = static_cast<size_t>(member);
     const bool first_look = waited_ns_[i] < 0 || (member == 0 && thread_ids_[0] != caller);
     if (member == 0) thread_ids_[0] = caller;
     const int64_t waited = waited_for_a_core_ns(thread_ids_[i]);
-    if (!first_look) longest = std::max(longest, waited - waited_ns_[i]);
+    if (!first_look && waited - waited_ns_[i] > longest) {
+      longest = waited - waited_ns_[i];
+      waiter = member;
+    }
     waited_ns_[i] = waited;
   }
   sharing_.report(worked_ns_, longest);
+  const int size = sharing_.working();
+  // The core that was waited for is left to whoever takes it, as long as there is another one.
+  if (size < size_ || (size == size_ && size < n_threads_ && longest > worked_ns_ / 2))
+    cores_.exchange(threads_, waiter, size);
   worked_ns_ = 0;
-  if (sharing_.working() > size_) {  // the one that comes back has not been here to keep these
+  if (size > size_) {  // the one that comes back has not been here to keep these
     const auto back = static_cast<size_t>(size_);
     waited_ns_[back] = waited_for_a_core_ns(thread_ids_[back]);
     for (auto& next : queues_[back].next) next.store(0, std::memory_order_relaxed);
   }
-  size_ = sharing_.working();
+  size_ = size;
 }
 
 void Team::barrier(int member) {

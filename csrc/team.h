@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "cores.h"
 #include "sharing.h"
 
 namespace orcaserve {
@@ -30,6 +31,10 @@ class Team {
 
   // Members that take part in the next run, or in this one: n_threads() or fewer. Changes only at the end of a run.
   int size() const { return size_; }
+
+  // From now on run() is called by this thread alone: it and the others each get a core for themselves, as the threads
+  // `first` to first + n_threads() - 1 of `total` on this machine (cores.h). Threads that this one starts will share its core.
+  void take_cores(int first, int total) { cores_.take(threads_, first, total); }
 
   // Runs work(context, member) on `size()` members, the caller being member 0, and returns when all have returned. `work`
   // must not throw. One caller at a time.
@@ -56,6 +61,7 @@ class Team {
   const int n_threads_;
   int size_;
   Sharing sharing_;
+  Cores cores_;
   int64_t worked_ns_ = 0;           // since the last report to sharing_
   std::vector<int64_t> waited_ns_;  // of each member for a core, at that time; -1: not looked at yet
   std::vector<std::thread> threads_;

@@ -243,7 +243,10 @@ class ScheduleLogConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything the engine process needs."""
+    """Everything the engine process needs.
+
+    deterministic: refuse whatever could make a request's numbers depend on what runs beside it (docs/determinism.md).
+    """
 
     model: ModelConfig
     kv: KVConfig = field(default_factory=KVConfig)
@@ -252,6 +255,7 @@ class EngineConfig:
     nodes: NodesConfig = field(default_factory=NodesConfig)
     ray: RayConfig | None = None  # None: workers are processes of this machine, or of those that join by hand
     schedule_log: ScheduleLogConfig = field(default_factory=ScheduleLogConfig)
+    deterministic: bool = False
 
     def __post_init__(self) -> None:
         n_nodes, n_workers = self.nodes.n_nodes, self.parallel.n_workers
@@ -261,6 +265,8 @@ class EngineConfig:
             raise ConfigError("--microbatch-size", text)
         if self.ray is not None:
             self._check_ray()
+        if self.deterministic:
+            self._check_deterministic()
         if n_nodes == 1:
             return
         if n_nodes > n_workers:
@@ -276,6 +282,14 @@ class EngineConfig:
             raise ConfigError("--nnodes", f"leave it out with {backend}, which finds the machines itself")
         if self.parallel.timeline is not None:
             raise ConfigError("--timeline", f"leave it out with {backend}: the clocks of two machines differ")
+
+    def _check_deterministic(self) -> None:
+        if self.model.device != "cpu":
+            text = f"needs --device cpu, not {self.model.device}: PyTorch rounds a row by how many there are beside it"
+            raise ConfigError("--deterministic", text)
+        if self.nodes.n_nodes > 1 or self.ray is not None:
+            text = "holds on one machine: leave out --nnodes and Ray, for other processors round in another way"
+            raise ConfigError("--deterministic", text)
 
     def for_successor(self, n_slots: int) -> EngineConfig:
         """Settings of an engine in place of this one: as many slots, and time for a cluster to have room again."""
@@ -313,6 +327,7 @@ class EngineConfig:
             ),
             None if parts["ray"] is None else RayConfig(**parts["ray"]),
             ScheduleLogConfig(**{**log, "path": None if log["path"] is None else Path(log["path"])}),
+            parts["deterministic"],
         )
 
 

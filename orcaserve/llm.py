@@ -128,6 +128,7 @@ class LLM:
     scheduling_policy: who chooses the next batch; microbatch_size: of request-level alone (docs/scheduling.md).
     pipeline_parallel_size, tensor_parallel_size, layer_split: cut the model over processes, which end with the thread
     that made this object.
+    deterministic: refuse what could make a request's numbers depend on what runs beside it (docs/determinism.md).
     Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
     """
 
@@ -149,6 +150,7 @@ class LLM:
         pipeline_parallel_size: int = 1,
         tensor_parallel_size: int = 1,
         layer_split: Sequence[int] | None = None,
+        deterministic: bool = False,
     ) -> None:
         name = None if model is None else str(model)
         path = locate_model(name)
@@ -160,6 +162,7 @@ class LLM:
                 ParallelConfig(
                     pipeline_parallel_size, tensor_parallel_size, None if layer_split is None else tuple(layer_split)
                 ),
+                deterministic=deterministic,
             )
         )
 

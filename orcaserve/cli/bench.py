@@ -103,6 +103,7 @@ def _startup(args: argparse.Namespace) -> Iterable[dict[str, object]]:
         if (value := getattr(args, name, None)) is not None
         for text in (flag, str(value))
     ]
+    flags += ["--deterministic"] * args.deterministic
     starts = [measure_start(flags) for _ in range(args.repeat)]
     held = how_held(config)
     row: dict[str, object] = {"engine": "orcaserve", "form": held.weights, "kv_cache_dtype": held.kv_cache_dtype}

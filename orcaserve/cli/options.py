@@ -106,6 +106,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, positional: bool) ->
         metavar="N",
         help="CPU threads of each worker; default: the cores this process may use, divided among the workers",
     )
+    group.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="a request's output is the same to the bit whatever runs beside it: settings and models with which that "
+        "could not be are refused, nothing else changes (docs/determinism.md)",
+    )
     _add_scheduling_arguments(parser)
     _add_parallel_arguments(parser)
 
@@ -294,6 +300,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
         nodes=nodes_config(args),
         ray=_ray_config(args),
         schedule_log=_schedule_log(args),
+        deterministic=args.deterministic,
     )
 
 

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     from orcaserve.evaluation.profiling import measure, plan
     from orcaserve.evaluation.sizes import how_held, slot_bytes
     from orcaserve.simulation.machine import this_machine
-    from orcaserve.simulation.profile import Profile, fit_cost, fit_errors, slowdown
+    from orcaserve.simulation.profile import Profile, fit_cost, fit_errors, slowdown, with_pauses
     from orcaserve.simulation.shape import shape_of_sizes
     from orcaserve.worker.facts import n_threads_for
 
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         samples = measure(engine, cells, _Progress(len(cells)))
     typical = fit_cost(samples)
     factor = slowdown(typical, samples)
-    cost = typical.times(factor)
+    cost = with_pauses(typical, samples)
     profile = Profile(
         machine=this_machine() | {"system": platform.platform(), "instruction_set": native.isa()},
         model={"name": facts.model_name, "weights": held.weights, "kv_cache_dtype": held.kv_cache_dtype,

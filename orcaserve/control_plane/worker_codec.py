@@ -19,6 +19,7 @@ from orcaserve.core import (
     BatchEntry,
     ConfigError,
     EngineError,
+    Increment,
     IterationResult,
     Logprobs,
     ModelError,
@@ -82,7 +83,9 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                 BatchEntry(request_id, Phase.INITIATION, own, position, n_to_come=n_to_come, scoring=scoring)
             )
         elif admission is None:
-            entries.append(BatchEntry(request_id, Phase.INCREMENT, own, position))
+            if length != 1:
+                raise ValueError(f"iteration {message.number}: row {row} is an increment of {length} tokens")
+            entries.append(Increment(request_id, own[0], position))
         else:
             if admission.n_output >= position + length:
                 raise ValueError(f"iteration {message.number}: row {row} has no prompt")

@@ -1,7 +1,7 @@
 """The vocabulary every other part speaks. Standard library only."""
 
 from orcaserve.core.admission import check_request, fan_out
-from orcaserve.core.batch import Batch, BatchEntry, IterationResult, Scoring
+from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult, Scoring
 from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
 from orcaserve.core.errors import (
     CannotFit,
@@ -35,6 +35,7 @@ __all__ = [
     "FinishReason",
     "Grammar",
     "GrammarKind",
+    "Increment",
     "InvalidRequest",
     "IterationReport",
     "IterationResult",

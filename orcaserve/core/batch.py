@@ -59,6 +59,24 @@ class BatchEntry:
         assert n and self.position + n > self.n_output
 
 
+class Increment(BatchEntry):
+    """The entry of a request in its increment phase: one token in. Most entries are such, and made in no time."""
+
+    __slots__ = ()
+    phase = Phase.INCREMENT
+    params = None
+    stop_ids: frozenset[int] = frozenset()
+    seed = 0
+    n_output = 0
+    n_to_come = 0
+    scoring = None
+
+    def __init__(self, request_id: int, token: int, position: int) -> None:
+        self.request_id = request_id
+        self.tokens = (token,)
+        self.position = position
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """One iteration's work, in arrival order. Never empty.

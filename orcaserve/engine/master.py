@@ -17,7 +17,7 @@ from orcaserve.engine.placed_machines import PlacedMachines
 from orcaserve.engine.remote_clock import Exchange, RemoteClock
 from orcaserve.engine.timeline import Timeline
 from orcaserve.engine.worker_group import WorkerGroup
-from orcaserve.worker.facts import context_length, engine_facts, n_slots_for
+from orcaserve.worker.facts import check_deterministic, context_length, engine_facts, n_slots_for
 from orcaserve.worker.plan import Plan
 
 CLOSE_PATIENCE = 5.0  # s that batches in flight have to return
@@ -56,6 +56,7 @@ class EngineMaster:
         """
         plan = Plan.read(config)
         context_length(config, plan.spec)
+        check_deterministic(config, plan.spec)
         machines = Machines(config) if config.ray is None else PlacedMachines(config)
         master = cls(config, plan, machines)
         try:

@@ -21,6 +21,8 @@ from orcaserve.model.spec import RopeSpec
 
 Floats = NDArray[np.float32]
 
+BY_LENGTH = ("dynamic", "longrope")  # kinds whose frequencies change beyond trained_length
+
 
 class Rope:
     """The frequencies of one model. amplitude: factor of the turned queries and keys."""
@@ -39,7 +41,7 @@ class Rope:
 
     def frequencies(self, layout: Layout) -> tuple[Floats, Int32s | None]:
         """Radians per position: sets [sets, dim / 2], and which set each request takes [R]; None if all take set 0."""
-        if self.spec.kind not in ("dynamic", "longrope"):
+        if self.spec.kind not in BY_LENGTH:
             return self._usual, None
         lengths = (layout.contexts + layout.lengths).tolist()
         sets, choice = [self._usual[0]], np.zeros(len(lengths), np.int32)

@@ -25,6 +25,11 @@ class Team:
     def progress(self) -> int:
         """Changes whenever a unit of work is begun, and only then. Any thread, also while others run the kernels."""
 
+    def take_cores(self, first: int, total: int) -> None:
+        """From now on this thread alone runs the kernels: it and the others each get a core for themselves, as the
+        threads `first`, `first` + 1, ... of `total` on this machine, if it has so many. Threads that this one starts
+        will share its core. Raises ValueError if there are fewer in all."""
+
 class KVRegion:
     def __init__(
         self,

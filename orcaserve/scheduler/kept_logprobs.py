@@ -21,14 +21,21 @@ class KeptLogprobs:
         told: dict[int, Logprobs] = {}
         for entry in batch.entries:
             own = logprobs.get(entry.request_id)
-            if own is None:
-                continue
             if entry.n_to_come:
-                self._prompts.setdefault(entry.request_id, []).extend(own.prompt)
+                if own is not None:
+                    self._prompts.setdefault(entry.request_id, []).extend(own.prompt)
                 continue
-            before = self._prompts.pop(entry.request_id, ())
-            told[entry.request_id] = Logprobs(own.token, [*before, *own.prompt]) if before else own
+            before = self._prompts.pop(entry.request_id, None)
+            if before is not None:  # the last piece may have nothing to tell
+                own = Logprobs(None, before) if own is None else Logprobs(own.token, [*before, *own.prompt])
+            if own is not None:
+                told[entry.request_id] = own
         return told
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is kept for the first news of a request."""
+        return bool(self._prompts)
 
     def hold(self, request_id: int, logprobs: Logprobs | None) -> None:
         """Of the newest token of a request that does not end with it."""

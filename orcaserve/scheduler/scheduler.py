@@ -11,6 +11,7 @@ from orcaserve.core import (
     EngineError,
     EngineStatus,
     FinishReason,
+    Increment,
     IterationResult,
     Phase,
     Progress,
@@ -25,7 +26,6 @@ from orcaserve.scheduler.slot_ledger import SlotLedger
 
 # Looking a member up in its class takes Python 3.11 as long as a call, and this is done for every request of a batch.
 _INCREMENT, _FEEDING, _RUNNING = RequestState.INCREMENT, RequestState.FEEDING, RequestState.RUNNING
-_INCREMENT_PHASE = Phase.INCREMENT
 
 
 class Scheduler:
@@ -59,7 +59,7 @@ class Scheduler:
         self._policy: SchedulingPolicy = policy or IterationLevelFCFS()
         self._pool = RequestPool()
         self._ledger = SlotLedger(n_slots, page_size)
-        self._in_flight: deque[Batch] = deque()  # oldest first
+        self._in_flight: deque[tuple[Batch, list[Request]]] = deque()  # oldest first, with the requests of its entries
         self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
@@ -130,7 +130,7 @@ class Scheduler:
         self._drops.clear()
         for request in selection.requests:
             request.state = _RUNNING
-        self._in_flight.append(batch)
+        self._in_flight.append((batch, selection.requests))
         return batch
 
     def complete(self, result: IterationResult) -> list[Progress]:
@@ -139,13 +139,12 @@ class Scheduler:
         Slots of those that end are free when this returns; their ids travel at the head of the next batch, so that
         workers drop old K/V before its new owner writes. Raises EngineError if the result is not the oldest batch's.
         """
-        batch = self._take_oldest(result)
-        pool, fill = self._pool, self._ledger.fill
+        batch, requests = self._take_oldest(result)
+        self._ledger.fill(batch.entries)
         failures, news = result.failures, []
-        told = self._logprobs.take_in(batch, result.logprobs) if result.logprobs else None
-        for entry, token in zip(batch.entries, result.tokens, strict=True):
-            request = pool[entry.request_id]
-            fill(entry.request_id, len(entry.tokens))
+        any_told = result.logprobs or self._logprobs.waits
+        told = self._logprobs.take_in(batch, result.logprobs) if any_told else None
+        for request, entry, token in zip(requests, batch.entries, result.tokens, strict=True):
             request.state = _FEEDING if entry.n_to_come else _INCREMENT
             if request.ending is not None:
                 continue
@@ -210,7 +209,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two verbs. Walks the pool: for tests, and for when it is idle."""
-        running = [entry.request_id for batch in self._in_flight for entry in batch.entries]
+        running = [entry.request_id for batch, _ in self._in_flight for entry in batch.entries]
         assert self.n_scheduled <= self.n_workers
         assert len(running) == len(set(running)), "a request is in two batches in flight"
         assert set(running) == {request.id for request in self._pool if request.state is RequestState.RUNNING}
@@ -230,7 +229,7 @@ class Scheduler:
         """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
         if request.state is _INCREMENT:
             newest = request.output[-1] if request.output else request.input_ids[-1]  # none: it is only computed on
-            return BatchEntry(request.id, _INCREMENT_PHASE, (newest,), self._ledger.used_by(request.id))
+            return Increment(request.id, newest, self._ledger.used_by(request.id))
         tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
         position = self._ledger.used_by(request.id)
         n_left = len(tokens) - position
@@ -256,15 +255,15 @@ class Scheduler:
         request.state = RequestState.INITIATION
         self._n_preempted += 1
 
-    def _take_oldest(self, result: IterationResult) -> Batch:
-        batch = self._in_flight[0] if self._in_flight else None
+    def _take_oldest(self, result: IterationResult) -> tuple[Batch, list[Request]]:
+        batch = self._in_flight[0][0] if self._in_flight else None
         if batch is None or result.iteration != batch.iteration:
             expected = f"iteration {batch.iteration}" if batch else "none"
             raise EngineError(f"the engine returned iteration {result.iteration}; due was {expected}")
         if len(result.tokens) != len(batch.entries):
             raise EngineError(f"the engine returned {len(result.tokens)} tokens for {len(batch.entries)} requests")
-        self._last_returned = self._in_flight.popleft()
-        return batch
+        self._last_returned = batch
+        return self._in_flight.popleft()
 
     def _end(
         self, request: Request, reason: FinishReason, token: int | None = None, error: str | None = None

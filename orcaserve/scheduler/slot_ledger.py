@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from orcaserve.core import BatchEntry
+
 
 class SlotLedger:
     """Books of the K/V region, in slots (one slot = one token's key and value over all layers).
@@ -49,12 +53,15 @@ class SlotLedger:
         self._used[request_id] = 0
         self.n_reserved += self._reserved[request_id]
 
-    def fill(self, request_id: int, n: int) -> None:
-        """n more of the request's slots hold a token. They were reserved: this is why no iteration can lack memory."""
-        used = self._used[request_id] + n
-        assert used <= self._reserved[request_id], "a request outgrew its reservation"
-        self._used[request_id] = used
-        self.n_used += n
+    def fill(self, entries: Iterable[BatchEntry]) -> None:
+        """Their tokens lie in slots now. These were reserved: this is why no iteration can lack memory."""
+        all_used, reserved = self._used, self._reserved
+        for entry in entries:
+            request_id, n = entry.request_id, len(entry.tokens)
+            used = all_used[request_id] + n
+            assert used <= reserved[request_id], "a request outgrew its reservation"
+            all_used[request_id] = used
+            self.n_used += n
 
     def has_room(self, request_id: int) -> bool:
         """Whether one more token of the request finds a slot that is set aside for it."""

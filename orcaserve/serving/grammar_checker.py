@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from orcaserve.core.errors import InvalidRequest
+from orcaserve.core.errors import SERVER_STOPPING, InvalidRequest
 from orcaserve.core.grammar import Grammar
 from orcaserve.process import child_environment
 from orcaserve.text.vocabulary import Vocabulary
@@ -63,11 +63,10 @@ class GrammarChecker:
         self._closed = True
         process = self._process
         if process is not None:
-            process.kill()
-            process.wait()
-        self._thread.shutdown(cancel_futures=True)  # what it waits for has ended
-        if self._process is not None:
-            self._end(self._process)
+            process.kill()  # whoever waits for its answer does so no longer
+        self._thread.shutdown(cancel_futures=True)
+        if process is not None:
+            self._end(process)
 
     def _find_out(self, grammar: Grammar) -> str | None:
         """On the thread."""
@@ -95,6 +94,8 @@ class GrammarChecker:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Raises InvalidRequest (5xx) if that does not go well, whatever the grammar is."""
+        if self._closed:
+            raise InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503)
         try:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE, "--parent", str(os.getpid())],

@@ -18,9 +18,9 @@ ABOUT = f"""One model behind the protocols of several servers: OpenAI's (with vL
 KServe's, TensorFlow Serving's. Whatever a client speaks, its requests share iterations with all others.
 
 Fields marked * must be there. A field that is null is as one that is absent. Fields of these APIs that would change \
-the answer and are not served get a 400: UNSERVED. Any other field has no effect. The first {MAX_IGNORED_SHOWN} of \
-those with plain names, also in other fields, are named in the header `x-orcaserve-ignored-fields`, and the metric \
-`orcaserve_ignored_fields_total` \
+the answer and are not served get a 400: UNSERVED. Any other field has no effect. The first \
+{MAX_IGNORED_SHOWN} of those with plain names, also in other fields, are named in the \
+header `x-orcaserve-ignored-fields`, and the metric `orcaserve_ignored_fields_total` \
 counts all. A server that was started with `--strict` answers 400 (`unknown_field`) instead.
 
 Every answer has the header `x-request-id`: the one that the client sent, if it is one to 128 letters, digits or \

@@ -11,7 +11,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,10 @@ class ProfiledCost:
         """The cost of a machine that takes so many times as long for everything."""
         shares = (factor * share for share in (self.per_request, self.per_context, self.per_product))
         return ProfiledCost(self.knots, tuple(factor * cost for cost in self.at_knots), *shares)
+
+    def plus(self, seconds: float) -> ProfiledCost:
+        """The cost with so much more for each iteration."""
+        return replace(self, at_knots=tuple(cost + seconds for cost in self.at_knots))
 
     def _of_tokens(self, n: int) -> float:
         return sum(share * self.at_knots[i] for i, share in _shares(self.knots, n))
@@ -145,12 +149,22 @@ def fit_cost(samples: Sequence[Sample]) -> ProfiledCost:
     return _fit(kept) if MIN_SAMPLES <= len(kept) < len(samples) else first
 
 
-def slowdown(cost: ProfiledCost, samples: Sequence[Sample]) -> float:
-    """How many times as long all iterations took together as their costs say.
+def with_pauses(cost: ProfiledCost, samples: Sequence[Sample]) -> ProfiledCost:
+    """The cost, and what iterations took beyond it on average: a share of their time, and as much for each of them.
 
-    A fit without outliers is of iterations that nothing interrupts. A machine that stops now and then is slower than
-    that by this factor, though no iteration tells which.
+    A fit without outliers is of iterations that nothing interrupts, and machines interrupt: some at any time, some
+    whenever a thread has to be woken. Both shares are fitted to the samples, none below zero.
     """
+    import numpy as np
+
+    costs = np.array([cost.seconds(sample.shape) for sample in samples])
+    beyond = np.array([sample.seconds for sample in samples]) / costs - 1
+    share, each = _least_squares(np.stack([np.ones_like(costs), 1 / costs], axis=1), beyond)
+    return cost.times(1 + float(share)).plus(float(each))
+
+
+def slowdown(cost: ProfiledCost, samples: Sequence[Sample]) -> float:
+    """How many times as long all iterations took together as their costs say."""
     return sum(sample.seconds for sample in samples) / sum(cost.seconds(sample.shape) for sample in samples)
 
 

@@ -63,7 +63,7 @@ class Compiler:
 
 def failure_of(matcher: LLMatcher) -> str:
     """Of a matcher that was begun and cannot go on: why, fit to show to a client."""
-    return UNWRITABLE if matcher.stop_reason().startswith("NoExtension") else TOO_COMPLEX
+    return UNWRITABLE if matcher.get_error().startswith("NoExtension") else TOO_COMPLEX
 
 
 class _Wrapper:
@@ -117,13 +117,14 @@ def _dumped(schema: Any) -> str:
 
 def _explain(kind: GrammarKind, error: str) -> str:
     """The library's error in words of ours."""
-    if any(word in error for word in ("too complex", "limit", "fuel", "too large", "too many", "maximum")):
+    error = error.partition("\n")[0]  # pieces of the grammar follow
+    if "Unsatisfiable schema" in error:
+        return "nothing fits the schema"
+    if any(word in error for word in ("too complex", "limit", "fuel", "too large", "too many")):
         return TOO_COMPLEX
     if kind is GrammarKind.REGEX:
         return "the regular expression is not valid, or looks around or back, which is not supported"
-    if "nsatisfiable" in error:
-        return "nothing fits the schema"
-    if "oneOf" in error:
+    if "oneOf constraints" in error:
         return "the schema keyword oneOf is supported where its schemas plainly exclude each other, and not here"
     if kind is GrammarKind.JSON_SCHEMA:
         return "the JSON schema is not valid, refers to something that is not there, or cannot be made a grammar of"

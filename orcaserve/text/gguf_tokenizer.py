@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.text.tokenizer import Tokenizer, add_start_and_end
 
-CONTROL, USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # values of tokenizer.ggml.token_type
 BLANK = "\u2581"  # SentencePiece's mark for a blank
 
 
@@ -173,12 +173,14 @@ def _backend(model: Any) -> tokenizers.Tokenizer:
 
 
 def _add_marked_tokens(backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int]) -> None:
-    """Control and user-defined tokens are found whole in a text, before it is cut."""
+    """Control and user-defined tokens are found whole in a text, before it is cut. So is the unknown token, which is as
+    special as a control token in transformers: no text shows it."""
     if types and len(types) != len(tokens):
         raise CheckpointError("tokenizer.ggml.token_type and tokenizer.ggml.tokens differ in length")
-    marked = [(t, kind) for t, kind in zip(tokens, types, strict=False) if kind in (CONTROL, USER_DEFINED) and t]
-    backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, k in marked if k == CONTROL])
-    backend.add_tokens([AddedToken(t, normalized=False, special=False) for t, k in marked if k == USER_DEFINED])
+    special = [token for token, kind in zip(tokens, types, strict=False) if kind in (UNKNOWN, CONTROL) and token]
+    others = [token for token, kind in zip(tokens, types, strict=False) if kind == USER_DEFINED and token]
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in others])
 
 
 class _Metadata:

@@ -76,6 +76,8 @@ def load_backend(config: EngineConfig, n_threads: int) -> Backend:
     try:
         from orcaserve import native  # noqa: F401
     except ImportError as error:
+        if config.deterministic:
+            raise ConfigError("--deterministic", f"needs the CPU's kernels, which are not here ({error})") from error
         _log.warning("running the model in PyTorch, slowly and with more memory: %s", error)
         return _reference(config, n_threads)
     from orcaserve.worker.native_backend import NativeBackend

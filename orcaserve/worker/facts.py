@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, EngineFacts
+from orcaserve.model.rope import BY_LENGTH
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.memory import choose_n_slots
 from orcaserve.worker.resources import available_cores, available_memory
@@ -15,6 +16,20 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     if wanted is not None and wanted > trained:
         raise ConfigError("--max-model-len", f"the model was trained for {trained} tokens, not {wanted}")
     return wanted or trained
+
+
+def check_deterministic(config: EngineConfig, spec: ModelSpec) -> None:
+    """Raises ConfigError if determinism was asked for and this model's numbers depend on how a text came.
+
+    Where positions turn by the length that a text has in each iteration (model/rope.py), a text that is computed whole,
+    after a preemption or in a new engine, has other keys than one that grew token by token.
+    """
+    rope = spec.rope
+    if not config.deterministic or rope is None or rope.kind not in BY_LENGTH:
+        return
+    if context_length(config, spec) > rope.trained_length:
+        text = f"this model's positions ({rope.kind}) depend on a text's length from {rope.trained_length} tokens on"
+        raise ConfigError("--deterministic", f"{text}: take --max-model-len {rope.trained_length}")
 
 
 def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int, free_bytes: int | None = None) -> int:

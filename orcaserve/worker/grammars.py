@@ -13,6 +13,8 @@ once before, at the door, within the same limits. What goes wrong with a grammar
 from __future__ import annotations
 
 import logging
+import os
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -86,6 +88,12 @@ class _Followed:
         return stops | eos_ids if self.params.ignore_eos else stops
 
 
+def _leave_the_core() -> None:
+    """The device executor, which starts this thread, has a core for itself: its own and those it starts go anywhere."""
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))
+
+
 class ConstrainedSampler(Generic[Logits]):
     """Chooses tokens as the sampler within does, and for requests with a grammar only such as keep to it.
 
@@ -130,7 +138,7 @@ class ConstrainedSampler(Generic[Logits]):
         followed = {id_: self._followed[id_] for id_ in request_ids if id_ in self._followed}
         if followed:
             if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+                self._thread = ThreadPoolExecutor(1, "grammars", _leave_the_core)
             self._masks = self._thread.submit(self._grammars.masks_of, followed)
 
     def sample(self, logits: Logits, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:

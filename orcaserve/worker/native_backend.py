@@ -45,6 +45,7 @@ class NativeBackend:
             self._model = NativeModel(self.spec, weights, team)
         except ValueError as error:
             raise CheckpointError(f"{config.model.path.name}: {error}") from error
+        team.take_cores(0, n_threads)
         self._storage = precision.kv
         self.sampler = ConstrainedSampler(Sampler(team), vocabulary_of(config.model.path, self.spec))
         self.slot_bytes = slot_bytes(self.spec, self._storage)

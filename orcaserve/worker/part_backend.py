@@ -15,6 +15,7 @@ from orcaserve.native import _kernels
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
 from orcaserve.native.sampler import Sampler
+from orcaserve.worker.among import Among
 from orcaserve.worker.part_weights import begin_loading
 from orcaserve.worker.passing_on import PassesOn
 from orcaserve.worker.plan import Plan
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 class PartBackend(PassesOn[Floats]):
     """A RunsPart (see parts.py) in whose iterations numpy arrays travel."""
 
-    def __init__(self, config: EngineConfig, plan: Plan, place: Place, n_threads: int) -> None:
+    def __init__(self, config: EngineConfig, plan: Plan, place: Place, n_threads: int, among: Among) -> None:
         """Reads what it needs and nothing else. Raises ModelError, or ConfigError for settings that do not suit."""
         part = plan.part(place)
         self._page_size = config.kv.page_size
@@ -33,7 +34,7 @@ class PartBackend(PassesOn[Floats]):
             raise ConfigError("page_size", f"must be a multiple of {PAGE_SIZE_STEP} on a CPU")
         if part.spec.head_dim % 4:
             raise UnsupportedModel(f"heads of {part.spec.head_dim} dimensions are not supported, only multiples of 4")
-        self._name, self._team = config.model.path.name, _kernels.Team(n_threads)
+        self._name, self._team, self._among = config.model.path.name, _kernels.Team(n_threads), among
         super().__init__(part, config.model.path)
         self._loading = begin_loading(config.model, plan, place, self._team, n_threads)
         precision = self._loading.precision.with_kv(config.kv.dtype)
@@ -59,6 +60,9 @@ class PartBackend(PassesOn[Floats]):
             raise CheckpointError(f"{self._name}: {error}") from error
         if plane.sums is not None:
             self._model.sum_by(plane.sums)
+        # Now: threads that somebody begins on this one, as the data plane does, would have to stay on its core.
+        n_threads = self._team.n_threads
+        self._team.take_cores(self._among.index * n_threads, self._among.n_workers * n_threads)
 
     def _make_sampler(self) -> Sampler:
         return Sampler(self._team)

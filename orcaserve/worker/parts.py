@@ -52,7 +52,7 @@ def load_part(config: EngineConfig, plan: Plan, place: Place, n_threads: int, am
     except ImportError as error:
         raise ConfigError("--device", f"the CPU's kernels are not here ({error}): take --device reference") from error
 
-    return PartBackend(config, plan, place, n_threads)
+    return PartBackend(config, plan, place, n_threads, among)
 
 
 def meet_on_device(config: EngineConfig, among: Among, meeting: Meeting) -> TensorPlane:

@@ -12,7 +12,7 @@ from orcaserve.config import EngineConfig
 from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logprobs
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.worker.backend import Backend, Outcome, load_backend
-from orcaserve.worker.facts import engine_facts, n_slots_for, n_threads_for
+from orcaserve.worker.facts import check_deterministic, engine_facts, n_slots_for, n_threads_for
 from orcaserve.worker.scoring import NOTHING, wanted_of
 
 
@@ -36,6 +36,7 @@ class Worker:
         Raises ModelError if the model cannot be had, ConfigError if a setting does not suit it or this machine.
         """
         backend = load_backend(config, n_threads_for(config))
+        check_deterministic(config, backend.spec)
         return cls.over(backend, config, n_slots_for(config, backend.spec, backend.slot_bytes))
 
     @classmethod

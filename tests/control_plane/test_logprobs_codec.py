@@ -16,6 +16,7 @@ from orcaserve.core import (
     BatchEntry,
     EngineStatus,
     FinishReason,
+    Increment,
     IterationReport,
     IterationResult,
     Logprobs,
@@ -107,7 +108,7 @@ def test_what_is_wanted_survives_the_wire() -> None:
         BatchEntry(1, Phase.INITIATION, [1, 2], 0, n_to_come=3, scoring=Scoring(5, 0)),
         BatchEntry(2, Phase.INITIATION, [1, 2], 0, params, scoring=Scoring(20)),
         BatchEntry(3, Phase.INITIATION, [1, 2], 0, params, n_output=1),
-        BatchEntry(4, Phase.INCREMENT, [1], 7),
+        Increment(4, 1, 7),
     )
     batch = Batch(1, entries)
     sent = worker_codec.encode_iteration(batch).SerializeToString()

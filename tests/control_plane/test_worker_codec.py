@@ -14,6 +14,7 @@ from orcaserve.core import (
     CheckpointError,
     ConfigError,
     EngineError,
+    Increment,
     InvalidRequest,
     IterationResult,
     ModelNotFound,
@@ -32,7 +33,7 @@ times = st.integers(0, 2**63)
 @st.composite
 def entries(draw: st.DrawFn) -> BatchEntry:
     if draw(st.booleans()):
-        return BatchEntry(draw(request_ids), Phase.INCREMENT, [draw(token_ids)], draw(token_ids))
+        return Increment(draw(request_ids), draw(token_ids), draw(token_ids))
     tokens, position = draw(st.lists(token_ids, min_size=1, max_size=20)), draw(st.just(0) | token_ids)
     if draw(st.booleans()):
         n_to_come = draw(st.integers(1, 2**31 - 1))

@@ -124,7 +124,7 @@ def test_shards(tiny_llama: Any, run: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gpt2"])
-def test_gguf_of_every_kind(
+def test_b53_gguf_of_every_kind(
     kind: str, family: str, tiny_llama: Any, tiny_gpt2: Any, save_gguf: Any, run: Any, tmp_path: Path
 ) -> None:
     """Six heads over two K/V heads: interleaving with the wrong number of heads would show."""

@@ -112,7 +112,7 @@ def logits(folder: Path, run: Any) -> Tensor:
     return run(folder).step([(0, [1, 2, 3])])
 
 
-def test_tied_heads(changed: Any, run: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_b50_tied_heads(changed: Any, run: Any, caplog: pytest.LogCaptureFixture) -> None:
     """(a) tied, no head: shared. (b) tied, with a head: ignored, a warning if it differs. (c) untied, no head: refused.
     (d) not said: untied for Llama."""
 
@@ -135,7 +135,7 @@ def test_tied_heads(changed: Any, run: Any, caplog: pytest.LogCaptureFixture) ->
     assert not torch.allclose(untied, shared)
 
 
-def test_gpt2_is_tied_unless_it_says_otherwise(tiny_gpt2: Any, run: Any, tmp_path: Path) -> None:
+def test_b50_gpt2_is_tied_unless_it_says_otherwise(tiny_gpt2: Any, run: Any, tmp_path: Path) -> None:
     model = tiny_gpt2()
     model.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())

@@ -148,6 +148,20 @@ def test_shards_are_the_model(n_shards: int, splits: Sequence[int], llama: Path)
         assert np.allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("n_shards", [2, 3])
+def test_over_shards_too_a_request_has_the_same_bits_in_any_company(
+    n_shards: int, quantization: str, llama: Path
+) -> None:
+    """Sums over shards run shard by shard, however many rows there are; pieces and whole, first, last and alone."""
+    text = [(5 * i + 3) % 131 for i in range(540)]
+    alone = Partitioned(llama, (2,), n_shards, quantization).step([(0, text)])[0]
+    parts = Partitioned(llama, (2,), n_shards, quantization)
+    parts.step([(1, [9] * 30), (0, text[:500]), (2, [4])])
+    together = parts.step([(2, [8]), (1, [7]), (0, text[500:]), (3, list(range(77)))])
+    assert np.array_equal(together[2], alone)
+
+
 def test_sums_of_long_batches_are_announced(llama: Path) -> None:
     """Rows go through in pieces and blocks, and each sum but a piece's first has the size that the one before told."""
     batch = [(0, [(7 * i) % 131 for i in range(1300)]), (1, [5, 6, 7])]

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from server_process import BYTES, Serve
+
+from orcaserve.schedule_log.format import HandedOut
+from orcaserve.schedule_log.reader import read_log
 
 
 @pytest.fixture(scope="module")
@@ -39,59 +41,10 @@ def serve(shared: Serve, within: Callable[[float, Callable[[], bool]], bool]) ->
     assert within(5, lambda: shared.metric("orcaserve_kv_slots_reserved") == 0)
 
 
-def test_b01_forced_characters(serve: Serve) -> None:
-    for character in ("Ď", "汉", "👩‍🚀"):
-        ids = [BYTES + b for b in character.encode()]
-        shown = ""
-        for n, token in enumerate(ids):
-            bias = {str(token): 100}
-            prompt = [BYTES + 65, *ids[:n]]
-            streamed = "".join(serve.stream(prompt, max_tokens=1, logit_bias=bias))
-            assert streamed == serve.text(prompt, max_tokens=1, logit_bias=bias)
-            shown += streamed
-        # A prompt that ends inside a character: what completes it is shown, what only goes on waits for its end
-        assert shown.replace("\ufffd", "") == character
-
-
-def test_b02_prompt_ends_inside_a_character(serve: Serve) -> None:
-    start, middle, end = (BYTES + b for b in "汉".encode())
-    prompt = [BYTES + b for b in b"Hello world "]
-    assert serve.text([*prompt, start, middle], max_tokens=1, logit_bias={str(end): 100}) == "汉"
-    assert serve.text([*prompt, start], max_tokens=1, logit_bias={str(BYTES + 65): 100}) == "A"
-    assert serve.text([*prompt, start, middle], max_tokens=4) == "".join(
-        serve.stream([*prompt, start, middle], max_tokens=4)
-    )
-
-
 def test_streams_equal_whole_texts(serve: Serve) -> None:
     for seed in range(4):
         fields = {"temperature": 1.5, "seed": seed, "max_tokens": 60}
         assert "".join(serve.stream(**fields)) == serve.text(**fields)
-
-
-def test_b08_b09_stop(serve: Serve) -> None:
-    whole = serve.text(max_tokens=40)
-    stop = whole[10:13]
-    cut = serve.complete(max_tokens=40, stop=[stop])["choices"][0]
-    assert cut["text"] == whole[: whole.index(stop)] and cut["finish_reason"] == "stop"
-    shown = serve.text(max_tokens=40, stop=[stop], include_stop_str_in_output=True)
-    assert (
-        shown
-        == whole[: whole.index(stop) + len(stop)]
-        == "".join(serve.stream(max_tokens=40, stop=[stop], include_stop_str_in_output=True))
-    )
-    first = serve.complete(max_tokens=40, stop=[whole[0]])
-    assert first["choices"][0]["text"] == "" and first["usage"]["completion_tokens"] >= 1
-
-
-def test_b13_streams_beside_bad_requests(serve: Serve) -> None:
-    fields = {"max_tokens": 120}
-    quiet = serve.stream(**fields)
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(serve.stream, **fields) for _ in range(4)]
-        for token in (-1, 256, 2**31, 2**63, 2**64):
-            assert serve.post("/v1/completions", prompt=[token]).status_code == 400
-        assert {"".join(r.result()) for r in running} == {"".join(quiet)}
 
 
 def test_b15_the_last_slot_of_the_context(serve: Serve) -> None:
@@ -101,27 +54,6 @@ def test_b15_the_last_slot_of_the_context(serve: Serve) -> None:
     assert serve.post("/v1/completions", prompt=[5] * 512).status_code == 400
     chat = serve.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], ignore_eos=True)
     assert chat.json()["usage"]["total_tokens"] == 512
-
-
-def test_b17_control_characters(serve: Serve) -> None:
-    assert serve.complete("\u0000 \u0001", max_tokens=2)["usage"]["prompt_tokens"] == 3
-
-
-def test_b18_tiny_temperatures_are_greedy(serve: Serve) -> None:
-    for temperature in (1e-4, 1e-5, 1e-6, 1e-7, 1e-38, 5e-324, 0, -0.0):
-        assert serve.text(temperature=temperature, max_tokens=8) == serve.known  # type: ignore[attr-defined]
-
-
-def test_b18_tiny_temperatures_are_greedy_in_bfloat16(served_model: Path) -> None:
-    flags = ("--port", "0", "--n-slots", "1024", "-t", "1", "--dtype", "bfloat16", "--kv-cache-dtype", "bfloat16")
-    serve = Serve(str(served_model), *flags)
-    greedy = serve.text(temperature=0, max_tokens=7)
-    for temperature in (1e-4, 1e-5, 1e-6, 1e-7, 1e-38, 5e-324, -0.0):
-        assert serve.text(temperature=temperature, max_tokens=7) == greedy
-    for temperature in (2.01, -1):
-        assert serve.post("/v1/completions", prompt="ab", temperature=temperature).status_code == 400
-    assert serve.text(temperature=2, seed=1, max_tokens=7) == serve.text(temperature=2, seed=1, max_tokens=7)
-    assert serve.stop() == 0
 
 
 def test_b22_bias_removes_and_selects(serve: Serve) -> None:
@@ -142,38 +74,11 @@ def test_b24_choices_and_seeds(serve: Serve) -> None:
     assert [c["text"] for c in first] != [c["text"] for c in serve.complete(["a", "b", "c"], **fields)["choices"]]
 
 
-def test_b40_the_same_request_alone_and_among_others(serve: Serve) -> None:
-    prompts = ["ab", "x" * 200, "q", "once upon a time " * 5]
-    alone = [serve.text(p, max_tokens=64) for p in prompts]
-    with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(lambda p: serve.text(p, max_tokens=64), prompts * 4))
-    assert together == alone * 4
-
-
 def test_b46_end_of_text(serve: Serve) -> None:
     ended = serve.complete(max_tokens=9, ignore_eos=False, logit_bias={"2": 100})["choices"][0]
     assert ended["text"] == "" and ended["finish_reason"] == "stop"
     past = serve.complete(max_tokens=9, ignore_eos=True, logit_bias={"2": 100})
     assert past["choices"][0]["finish_reason"] == "length" and past["usage"]["completion_tokens"] == 9
-
-
-def test_b37_early_disconnects_leave_nothing(serve: Serve, within: Callable[[float, Callable[[], bool]], bool]) -> None:
-    host, port = serve.base.removeprefix("http://").split(":")
-    for i in range(120):
-        body = {"model": serve.model, "prompt": "ab", "max_tokens": 400, "ignore_eos": True, "stream": i % 3 != 0}
-        raw = json.dumps(body).encode()
-        head = (
-            f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(raw)}"
-        )
-        with socket.create_connection((host, int(port)), timeout=30) as connection:
-            connection.sendall(head.encode() + b"\r\n\r\n" + raw)
-            if i % 3 == 1:
-                connection.recv(4096)
-            if i % 2:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert within(3, lambda: serve.metric("orcaserve_kv_slots_reserved") == 0)
-    started, ends = serve.metric("orcaserve_requests_started_total"), serve.http.get("/metrics").text
-    assert started == sum(float(v) for v in re.findall(r"^orcaserve_requests_finished_total{.*} (\S+)$", ends, re.M))
 
 
 def test_openai_client(serve: Serve) -> None:
@@ -187,32 +92,27 @@ def test_openai_client(serve: Serve) -> None:
         assert text == whole.choices[0].message.content
 
 
-def finish_order(serve: Serve) -> list[str]:
-    """A long request, and a short one that comes when the long one has begun: who ends first?"""
-    order: list[str] = []
-
-    def run(name: str, max_tokens: int) -> None:
-        serve.text(max_tokens=max_tokens)
-        order.append(name)
-
-    with ThreadPoolExecutor(2) as pool:
-        long = pool.submit(run, "long", 4000)
+def batches(model: Path, log: Path, max_bs: int) -> list[Sequence[int]]:
+    """Of a long request, and a short one that comes when the long one has begun: ids of each batch, once in a row."""
+    flags = (str(model), "--port", "0", "--n-slots", "8192", "-t", "1", "-np", str(max_bs), "--schedule-log", str(log))
+    serve = Serve(*flags)
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(serve.text, max_tokens=4000)
         while serve.metric("orcaserve_kv_slots_reserved") == 0:
             assert not long.done()
-        pool.submit(run, "short", 4).result()
+        serve.text(max_tokens=4)
         long.result()
-    return order
+    assert serve.stop() == 0
+    handed_out = [event.ids for event in read_log(log).events if isinstance(event, HandedOut)]
+    return [ids for ids, _ in groupby(handed_out)]
 
 
-def test_scheduling_is_per_iteration(served_model: Path) -> None:
+def test_scheduling_is_per_iteration(served_model: Path, tmp_path: Path) -> None:
     """With room for two, the later request joins the running one's batch and ends first; with room for one it waits."""
-    flags = [str(served_model), "--port", "0", "--n-slots", "8192", "-t", "1", "--max-num-seqs"]
-    two = Serve(*flags, "2")
-    assert finish_order(two) == ["short", "long"]
-    two.stop()
-    one = Serve(*flags, "1")
-    assert finish_order(one) == ["long", "short"]
-    one.stop()
+    first, both, last = batches(served_model, tmp_path / "two.log", 2)
+    assert first == last and both == [*first, *both[1:]] and len(both) == 2
+    long, short = batches(served_model, tmp_path / "one.log", 1)
+    assert len(long) == len(short) == 1 and long != short
 
 
 def test_the_process_and_its_end(served_model: Path, alive: Callable[[int], bool]) -> None:

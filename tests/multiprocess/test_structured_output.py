@@ -59,9 +59,9 @@ def constrained_bodies(max_tokens: int) -> list[dict[str, Any]]:
 
 @pytest.fixture(params=CUTS, ids=["whole", "2x1", "1x2"])
 def serve(
-    request: pytest.FixtureRequest, served_model: Path, folder: Path, alive: Alive, within: Within
+    request: pytest.FixtureRequest, served_odd_model: Path, folder: Path, alive: Alive, within: Within
 ) -> Iterator[Serve]:
-    with serving(served_model, request.param, folder, alive, within) as serve:
+    with serving(served_odd_model, request.param, folder, alive, within) as serve:
         yield serve
 
 

@@ -4,7 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orcaserve.core import BatchEntry, Phase, SamplingParams
 from orcaserve.scheduler import SlotLedger
+
+
+def filling(request_id: int, n: int) -> list[BatchEntry]:
+    return [BatchEntry(request_id, Phase.INITIATION, [0] * n, 0, SamplingParams())]
 
 
 def test_page_size_one_is_an_exact_counter() -> None:
@@ -35,10 +40,10 @@ def test_a_partial_page_at_the_end_is_not_usable() -> None:
 def test_fill_stays_within_the_reservation() -> None:
     ledger = SlotLedger(8)
     ledger.reserve(1, 3)
-    ledger.fill(1, 2)
+    ledger.fill(filling(1, 2))
     assert (ledger.n_used, ledger.used_by(1)) == (2, 2)
     with pytest.raises(AssertionError, match="outgrew"):
-        ledger.fill(1, 2)
+        ledger.fill(filling(1, 2))
     ledger.release(1)
     assert ledger.n_used == 0 and 1 not in ledger and len(ledger) == 0
 
@@ -71,7 +76,7 @@ def test_totals_are_sums(n_slots: int, page_size: int, steps: list[tuple[bool, i
             assert ledger.fits(n) == (need <= room)
             if need <= room:
                 ledger.reserve(request_id, n)
-                ledger.fill(request_id, n)
+                ledger.fill(filling(request_id, n))
                 pages[request_id] = need
         elif not take and request_id in pages:
             ledger.release(request_id)

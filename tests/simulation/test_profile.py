@@ -19,6 +19,7 @@ from orcaserve.simulation.profile import (
     fit_cost,
     fit_errors,
     load_profile,
+    with_pauses,
 )
 from orcaserve.simulation.shape import Shape, shape_of_sizes
 
@@ -66,6 +67,23 @@ def test_the_fit_bears_noise_and_a_few_interrupted_iterations() -> None:
     samples = _samples(600, noise=0.03)
     samples[::50] = [Sample(sample.shape, sample.seconds * 5) for sample in samples[::50]]
     assert fit_errors(fit_cost(samples), _samples(200, seed=2))["median_error"] < 0.02
+
+
+def test_pauses_of_both_kinds_are_found() -> None:
+    """One iteration in ten takes 10 ms longer, and all take a twentieth longer, which the fit is not to see as cost."""
+    rng = random.Random(2)
+    samples = [
+        Sample(shape, 1.05 * TRUE.seconds(shape) + (0.01 if rng.random() < 0.1 else 0.0))
+        for shape in _shapes(4000, rng)
+    ]
+    found = with_pauses(TRUE, samples)
+    expected = TRUE.times(1.05).plus(0.001)
+    for shape in _shapes(20, rng):
+        assert found.seconds(shape) == pytest.approx(expected.seconds(shape), rel=0.03)
+    undisturbed = with_pauses(TRUE, _samples(100))
+    assert undisturbed.at_knots == pytest.approx(TRUE.at_knots)
+    quicker = [Sample(shape, 0.5 * TRUE.seconds(shape)) for shape in _shapes(100, rng)]
+    assert with_pauses(TRUE, quicker) == TRUE
 
 
 def test_the_fit_gives_no_negative_costs() -> None:

@@ -125,8 +125,8 @@ TEXTS = [
     "%json",
     "yes ",
 ]
-# Not every vocabulary has every byte: planes that nobody writes in begin with some that are missing.
-WRITABLE = st.characters(max_codepoint=0x1FFFF, exclude_categories=("Cs",))
+# Not every vocabulary has every byte: no control characters, and planes that nobody writes in begin with missing ones.
+WRITABLE = st.characters(max_codepoint=0x1FFFF, exclude_categories=("Cs", "Cc"))
 
 
 @given(
@@ -216,7 +216,6 @@ def test_schemas_that_are_refused(schema: Any, says: str, compilers: dict[str, C
         (Grammar.regex("("), "not valid"),
         (Grammar.regex(r"(a)\1"), "not valid"),
         (Grammar.regex("a(?!b)"), "not valid"),
-        (Grammar.regex("(a{1,999}){1,999}"), "too complex"),
         (Grammar.lark("start: \n  other"), "not valid in Lark's notation"),
         (Grammar.lark('begin: "a"'), "not valid in Lark's notation"),
         (Grammar.lark('{"grammars": [{"json_schema": {}}]}'), "not valid in Lark's notation"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,8 @@ from orcaserve.core import CheckpointError, InvalidRequest, UnsupportedModel
 from orcaserve.text.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_metadata
 from orcaserve.text.tokenizer import Tokenizer
 
-
-def hf_byte_level(metadata: dict[str, Any]) -> Any:
-    tokens = metadata["tokenizer.ggml.tokens"]
-    return transformers.GPT2Tokenizer(
-        vocab={t: i for i, t in enumerate(tokens)},
-        merges=[tuple(m.split(" ")) for m in metadata["tokenizer.ggml.merges"]],
-        additional_special_tokens=["<|user|>", "<|end|>"],
-    )
-
-
-def hf_sentencepiece(metadata: dict[str, Any], **options: Any) -> Any:
-    from transformers.tokenization_utils_base import generate_merges
-
-    vocabulary = {t: i for i, t in enumerate(metadata["tokenizer.ggml.tokens"])}
-    scores = dict(zip(vocabulary, metadata["tokenizer.ggml.scores"], strict=True))
-    hf = transformers.LlamaTokenizer(vocab=vocabulary, merges=generate_merges(vocabulary, scores), **options)
-    hf.add_tokens([transformers.AddedToken("<|user|>", normalized=False)])
-    return hf
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from vocabularies import hf_byte_level, hf_sentencepiece
 
 
 def test_b54_byte_level_from_gguf(byte_level: Tokenizer, byte_level_metadata: dict[str, Any], sample_text: str) -> None:
@@ -62,6 +47,16 @@ def test_b54_flags(sentencepiece_metadata: dict[str, Any]) -> None:
     assert plain.encode_chat("Hello") != bare.encode_chat("Hello")
     assert closed.encode("Hello") == [*plain.encode("Hello"), 2]
     assert plain.bos_id == 1
+
+
+def test_b54_the_unknown_token_is_special(sentencepiece_metadata: dict[str, Any], byte_fallback: Tokenizer) -> None:
+    """It was shown: `<unk>` in the middle of a text that transformers gives without."""
+    expected = hf_sentencepiece(sentencepiece_metadata, add_bos_token=True)
+    assert byte_fallback.encode("a<unk>b") == expected.encode("a<unk>b")
+    ids = [1, *byte_fallback.encode_chat("the fox"), 0, *byte_fallback.encode_chat("hi")]
+    assert byte_fallback.decode(ids) == expected.decode(ids, skip_special_tokens=True)
+    shown = byte_fallback.decode(ids, skip_special_tokens=False)
+    assert shown == expected.decode(ids, skip_special_tokens=False) and "<unk>" in shown
 
 
 @pytest.mark.parametrize("name", sorted(PRE_TOKENIZERS))

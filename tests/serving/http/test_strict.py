@@ -10,7 +10,6 @@ import pytest
 MESSAGE = {"role": "user", "content": "hi"}
 # body, what has no effect in it
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "title": "f"}, "x": 1}}
-FORMAT = {"type": "text", "x": 1}
 PART = {"type": "text", "text": "a", "cache": {}}
 CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v1/completions", {"prompt": "a", "frobnicate": 1}, ["frobnicate"]),
@@ -18,7 +17,11 @@ CASES: list[tuple[str, dict[str, Any], list[str]]] = [
     ("/v1/completions", {"prompt": [[1, 2], [3]], "x": None}, ["x"]),
     ("/v1/chat/completions", {"messages": [{**MESSAGE, "weight": 1}, {**MESSAGE, "weight": 2}]}, ["messages.weight"]),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": [PART]}]}, ["messages.content.cache"]),
-    ("/v1/chat/completions", {"messages": [MESSAGE], "response_format": FORMAT}, ["response_format.x"]),
+    (
+        "/v1/chat/completions",
+        {"messages": [MESSAGE], "response_format": {"type": "text", "x": 1}},
+        ["response_format.x"],
+    ),
     ("/v1/chat/completions", {"messages": [MESSAGE], "tools": [TOOL], "tool_choice": "none"}, ["tools.function.x"]),
     ("/tokenize", {"prompt": "a", "y": 1}, ["y"]),
     ("/tokenize", {"messages": [{**MESSAGE, "weight": 1}]}, ["messages.weight"]),

@@ -16,8 +16,6 @@ import pytest
 
 from orcaserve.core import Grammar, GrammarKind
 
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # killed ones
-
 PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 
 

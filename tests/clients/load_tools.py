@@ -1,0 +1,91 @@
+"""Load tools, called as their users call them; what their reports say is checked against what was asked for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bench import Bench, Finished
+from outcome import Step
+from spoken import PROGRAMS
+
+N_REQUESTS = 8
+
+
+def vllm_bench(bench: Bench) -> list[Step]:
+    """128 tokens for each of the random prompts of 1,024."""
+    finished = bench.call(
+        "vllm", "bench", "serve", "--backend", "openai", "--base-url", bench.base, "--endpoint", "/v1/completions",
+        "--model", bench.model, "--dataset-name", "random", "--num-prompts", str(N_REQUESTS), "--request-rate", "2",
+        "--ignore-eos", through=PROGRAMS / "vllm_command.py",
+    )  # fmt: skip
+    what = f"{N_REQUESTS} random prompts of 1,024 tokens, 128 tokens each"
+    said = dict(re.findall(r"^([A-Z][^:\n]*):\s+([\d.]+)\s*$", finished.out, re.MULTILINE))
+    wanted = {
+        "Successful requests": N_REQUESTS,
+        "Total input tokens": N_REQUESTS * 1024,
+        "Total generated tokens": N_REQUESTS * 128,
+    }
+    return [_judged(what, finished, said, wanted)]
+
+
+def guidellm_run(bench: Bench) -> list[Step]:
+    """A sweep: one at a time, all at once, and rates between."""
+    finished = bench.call(
+        "guidellm", "run", "--backend", f"kind=openai_http,target={bench.base}", "--profile", "kind=sweep",
+        "--data", "kind=synthetic_text,prompt_tokens=256,output_tokens=128",
+        "--constraint", f"kind=max_requests,count={N_REQUESTS}", "--output", "kind=json,path=guidellm.json",
+    )  # fmt: skip
+    what = f"a sweep of 4 strategies, {N_REQUESTS} requests of 256 + 128 tokens each"
+    report = _find(bench.work, "guidellm.json")
+    said: dict[str, Any] = {"benchmarks": len(report.get("benchmarks", []))}
+    return [_judged(what, finished, said, {"benchmarks": 4})]
+
+
+def aiperf_profile(bench: Bench) -> list[Step]:
+    """Ten chats, as many as it makes of 4 at a time, and the server's metrics beside them."""
+    finished = bench.call(
+        "aiperf", "profile", "--model", bench.model, "--url", bench.address, "--endpoint-type", "chat", "--streaming",
+        "--concurrency", "4",
+    )  # fmt: skip
+    report = _find(bench.work / "artifacts", "profile_export_aiperf.json")
+    errors = report.get("error_request_count") or {"avg": 0}
+    said = {"requests": report.get("request_count", {}).get("avg"), "errors": errors["avg"]}
+    metrics = _find(bench.work / "artifacts", "server_metrics_export.json").get("metrics", {})
+    read = {name: int(name in metrics) for name in ("vllm:num_requests_running", "vllm:time_to_first_token_seconds")}
+    return [
+        _judged("10 chats of 550 tokens, streamed, 4 at a time", finished, said, {"requests": 10, "errors": 0}),
+        _judged("reads the server's metrics", finished, read, dict.fromkeys(read, 1)),
+    ]
+
+
+def inference_perf(bench: Bench) -> list[Step]:
+    finished = bench.call(
+        "inference-perf", "--server.type", "vllm", "--server.base_url", bench.base, "--data.type", "random",
+        "--load.type", "constant", "--load.stages", '[{"rate": 1, "duration": 8}]', "--api.streaming", "true",
+    )  # fmt: skip
+    return [_judged("random data", finished, {}, {})]
+
+
+def _judged(what: str, finished: Finished, said: dict[str, Any], wanted: dict[str, Any]) -> Step:
+    """Did the tool end well, and does its report say what was asked for?"""
+    differences = list(_differences(said, wanted))
+    return Step(what, finished.problem or ("; ".join(differences) or None))
+
+
+def _differences(said: dict[str, Any], wanted: dict[str, Any]) -> Iterator[str]:
+    for name, value in wanted.items():
+        found = said.get(name)
+        if found is None or float(found) != float(value):
+            yield f"{name} {found}, expected {value}"
+
+
+def _find(folder: Path, pattern: str) -> dict[str, Any]:
+    """The first report of this name; empty if there is none."""
+    for file in sorted(folder.rglob(pattern)):
+        report: dict[str, Any] = json.loads(file.read_text())
+        return report
+    return {}

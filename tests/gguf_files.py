@@ -1,0 +1,114 @@
+"""GGUF files made of models of transformers. Imported by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "ln_1": "attn_norm",
+    "ln_2": "ffn_norm",
+    "attn.c_attn": "attn_qkv",
+    "attn.c_proj": "attn_output",
+    "mlp.c_fc": "ffn_up",
+    "mlp.c_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    base, _, ending = name.rpartition(".")
+    parts = base.split(".")
+    if len(parts) > 2 and parts[1] in ("layers", "h"):
+        return f"blk.{parts[2]}.{_GGUF_NAMES['.'.join(parts[3:])]}.{ending}"
+    return f"{_GGUF_NAMES[base]}.{ending}"
+
+
+def _interleave(weight: np.ndarray, n_heads: int) -> np.ndarray:
+    """What llama.cpp's converter does to query and key rows of the llama architecture."""
+    halves = weight.reshape(n_heads, 2, weight.shape[0] // n_heads // 2, *weight.shape[1:])
+    return halves.swapaxes(1, 2).reshape(weight.shape)
+
+
+def _add_of(writer: Any, value: Any) -> Any:
+    kinds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
+    return {**kinds, list: writer.add_array}[type(value)]
+
+
+def save_gguf(
+    model: Any,
+    path: Path,
+    kind: str = "F32",
+    extra: dict[str, np.ndarray] | None = None,
+    tokenizer: dict[str, Any] | None = None,
+    **keys: Any,
+) -> dict[str, np.ndarray]:
+    """Write a model of transformers as llama.cpp's converter would.
+
+    kind: of the matrices. tokenizer: its metadata, None: the end of a text is 3 and that is all. keys: of rope.scaling.
+    Returns transformers' state dict with the matrices as quantisation to `kind` leaves them.
+    """
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
+
+    config, architecture = model.config, model.config.model_type
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_vocab_size(config.vocab_size)
+    for key, value in (tokenizer or {"tokenizer.ggml.eos_token_id": 3}).items():
+        _add_of(writer, value)(key, value)
+    if architecture == "gpt2":
+        writer.add_layer_norm_eps(config.layer_norm_epsilon)
+        writer.add_feed_forward_length(4 * config.n_embd)
+    else:
+        writer.add_feed_forward_length(config.intermediate_size)
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+        writer.add_rope_dimension_count(config.hidden_size // config.num_attention_heads)
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    for key, value in keys.items():
+        _add_of(writer, value)(f"{architecture}.rope.scaling.{key}", value)
+    for name, factors in (extra or {}).items():
+        writer.add_tensor(name, factors.astype(np.float32))
+    stored: dict[str, np.ndarray] = {}
+    for name, tensor in model.state_dict().items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        weight = tensor.numpy()
+        matrix = weight.ndim == 2
+        if matrix and architecture == "gpt2" and ".h." in name:
+            weight = weight.T.copy()
+        heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", 0)}
+        n_heads = next((n for part, n in heads.items() if part in name and architecture == "llama"), 0)
+        if n_heads:
+            weight = _interleave(weight, n_heads)
+        number = GGMLQuantizationType[kind if matrix else "F32"]
+        quantised = quants.quantize(np.ascontiguousarray(weight), number)
+        writer.add_tensor(_gguf_name(name), quantised, raw_dtype=number)
+        back = quants.dequantize(quantised, number)
+        if n_heads:
+            back = back.reshape(n_heads, -1, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
+        stored[name] = back.T.copy() if matrix and architecture == "gpt2" and ".h." in name else back
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return stored
