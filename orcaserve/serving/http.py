@@ -239,15 +239,22 @@ class Exchange:
             await self._body(b"", more=False)
 
     async def send_pieces(self, status: int, pieces: AsyncIterator[bytes], length: int, content_type: bytes) -> None:
-        """As send_bytes, for what does not lie in memory."""
+        """As send_bytes, for what does not lie in memory: `length` bytes in all.
+
+        The last byte ends the answer: whoever has it may send the next request at once.
+        """
         unread = self._unread
         close = [(b"connection", b"close")] if unread else []
         await self._start(status, [(b"content-type", content_type), (b"content-length", b"%d" % length), *close])
+        left = length
+        if not length:
+            await self._body(b"", more=unread)
         async for piece in pieces:
-            await self._body(piece, more=True)
+            left -= len(piece)
+            await self._body(piece, more=unread or left > 0)
         if unread:
             await self._drain()
-        await self._body(b"", more=False)
+            await self._body(b"", more=False)
 
     async def send_error(self, error: InvalidRequest, headers: Headers = ()) -> None:
         await self.send_json(error.status, self.errors(error), headers)

@@ -74,6 +74,16 @@ def test_a_file(client: openai.OpenAI) -> None:
         assert gone.value.code == "file_not_found" and gone.value.param == "id"
 
 
+def test_contents_over_one_connection(keeping: Any, client: openai.OpenAI) -> None:
+    """The next request may come with the last byte: the answer must be complete by then."""
+    for size in (0, 1, 65536, 65537, 200_000):
+        content = bytes(i % 251 for i in range(size))
+        file = client.files.create(file=("a", content), purpose="batch")
+        for _ in range(20):
+            assert keeping.http.get(f"/v1/files/{file.id}/content").content == content
+        client.files.delete(file.id)
+
+
 def test_files_that_expire(client: openai.OpenAI) -> None:
     after: Any = {"anchor": "created_at", "seconds": 3600}
     file = client.files.create(file=("a", b"{}"), purpose="batch", expires_after=after)
