@@ -77,6 +77,9 @@ def inference_perf(bench: Bench) -> list[Step]:
     finished = bench.call(
         "inference-perf", "--server.type", "vllm", "--server.base_url", bench.base, "--data.type", "random",
         "--load.type", "constant", "--load.stages", '[{"rate": 1, "duration": 8}]', "--api.streaming", "true",
+        "--data.input_distribution.max", "256", "--data.input_distribution.mean", "128",
+        "--data.input_distribution.std_dev", "32", "--data.output_distribution.max", "64",
+        "--data.output_distribution.mean", "32", "--data.output_distribution.std_dev", "8",
     )  # fmt: skip
     report = _find(bench.work, "summary_lifecycle_metrics.json")
     said = {name: report.get(name, {}).get("count") for name in ("successes", "failures")}
