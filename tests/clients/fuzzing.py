@@ -12,7 +12,7 @@ from outcome import Step
 from spoken import PROGRAMS
 
 N_EXAMPLES = 2000
-PER_OPERATION = 500
+PER_OPERATION = 150
 CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
     "response_schema_conformance", "unsupported_method", "allow_header_conformance",

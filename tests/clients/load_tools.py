@@ -12,7 +12,7 @@ from bench import Bench, Finished
 from outcome import Step
 from spoken import PROGRAMS
 
-N_REQUESTS = 8
+N_REQUESTS = 8  # of each strategy, or in all
 
 
 def vllm_bench(bench: Bench) -> list[Step]:
@@ -33,16 +33,26 @@ def vllm_bench(bench: Bench) -> list[Step]:
 
 
 def guidellm_run(bench: Bench) -> list[Step]:
-    """A sweep: one at a time, all at once, and rates between."""
+    """A sweep: one at a time, all at once, and eight rates between."""
     finished = bench.call(
         "guidellm", "run", "--backend", f"kind=openai_http,target={bench.base}", "--profile", "kind=sweep",
         "--data", "kind=synthetic_text,prompt_tokens=256,output_tokens=128",
         "--constraint", f"kind=max_requests,count={N_REQUESTS}", "--output", "kind=json,path=guidellm.json",
     )  # fmt: skip
-    what = f"a sweep of 4 strategies, {N_REQUESTS} requests of 256 + 128 tokens each"
-    report = _find(bench.work, "guidellm.json")
-    said: dict[str, Any] = {"benchmarks": len(report.get("benchmarks", []))}
-    return [_judged(what, finished, said, {"benchmarks": 4})]
+    metrics = [benchmark["metrics"] for benchmark in _find(bench.work, "guidellm.json").get("benchmarks", [])]
+    totals = [entry["request_totals"] for entry in metrics]
+    lengths = [entry["output_token_count"]["successful"] for entry in metrics]
+    said = {
+        "strategies": len(metrics),
+        "strategies with answers": sum(entry["successful"] > 0 for entry in totals),
+        "errors": sum(entry["errored"] + entry["incomplete"] for entry in totals),
+        "shortest answer": min((entry["min"] for entry in lengths), default=0),
+        "longest answer": max((entry["max"] for entry in lengths), default=0),
+    }
+    wanted = {
+        "strategies": 10, "strategies with answers": 10, "errors": 0, "shortest answer": 128, "longest answer": 128,
+    }  # fmt: skip
+    return [_judged(f"a sweep of 10 strategies, {N_REQUESTS} chats of 256 + 128 tokens each", finished, said, wanted)]
 
 
 def aiperf_profile(bench: Bench) -> list[Step]:
@@ -63,11 +73,17 @@ def aiperf_profile(bench: Bench) -> list[Step]:
 
 
 def inference_perf(bench: Bench) -> list[Step]:
+    """One request a second for eight seconds."""
     finished = bench.call(
         "inference-perf", "--server.type", "vllm", "--server.base_url", bench.base, "--data.type", "random",
         "--load.type", "constant", "--load.stages", '[{"rate": 1, "duration": 8}]', "--api.streaming", "true",
+        "--data.input_distribution.max", "256", "--data.input_distribution.mean", "128",
+        "--data.input_distribution.std_dev", "32", "--data.output_distribution.max", "64",
+        "--data.output_distribution.mean", "32", "--data.output_distribution.std_dev", "8",
     )  # fmt: skip
-    return [_judged("random data", finished, {}, {})]
+    report = _find(bench.work, "summary_lifecycle_metrics.json")
+    said = {name: report.get(name, {}).get("count") for name in ("successes", "failures")}
+    return [_judged("8 random prompts, one a second, streamed", finished, said, {"successes": 8, "failures": 0})]
 
 
 def _judged(what: str, finished: Finished, said: dict[str, Any], wanted: dict[str, Any]) -> Step:
