@@ -315,10 +315,15 @@ async def test_a_socket_that_cannot_be_made() -> None:
 
 
 async def test_threads_end_with_the_rig(rig: MakeRig) -> None:
+    before = set(threading.enumerate())
     async with rig() as r:
         await read(r.client.submit(request(1)))
-    names = {thread.name for thread in threading.enumerate()}
-    assert not names & {"loop", "fake", "control plane: read"}
+        ours = set(threading.enumerate()) - before
+    assert {"loop", "fake", "control plane: read"} <= {thread.name for thread in ours}
+    for thread in ours:
+        if thread.name in ("loop", "fake", "control plane: read"):
+            await asyncio.to_thread(thread.join, 5)
+            assert not thread.is_alive(), thread.name
 
 
 async def test_last_words_are_heard_by_an_endpoint_that_is_busy(rig: MakeRig) -> None:

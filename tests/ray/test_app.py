@@ -50,7 +50,7 @@ def test_arguments_are_settings_of_the_deployment_or_flags_of_serve() -> None:
     words = ["--model=m.gguf", "--pipeline-parallel-size=2", "--n-slots=512"]
     assert full == [words, 8, 1, 3, {"tokens_per_replica": 0}, 8]
     assert tokens[4] == {"tokens_per_replica": 100}
-    assert port == "port: is Ray Serve's business: see `serve run --help`"
+    assert port == "port: is Ray Serve's business, or needs a machine of its own: see `serve run --help`"
     assert many == "max_replicas: 'many' is not a number"
     assert unknown == "build_app: unrecognized arguments: --no-such=1"
     assert dtype.startswith("build_app: argument --dtype: invalid choice: 'float3'")
