@@ -10,7 +10,7 @@ from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI, OpenAI
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from steps import run, same
 
 base, model = sys.argv[1:]
@@ -20,6 +20,8 @@ ASK = [SystemMessage("Be brief."), HumanMessage("Name three whales.")]
 
 class Whale(BaseModel):
     """A kind of whale."""
+
+    model_config = ConfigDict(extra="forbid")  # else a small model may go on with fields of its own until it is cut
 
     name: Literal["blue whale", "humpback", "orca"]
     metres: Annotated[int, Field(ge=1, le=33)]
