@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams, TokenLogprobs
 from orcaserve.model.spec import ModelSpec
+from orcaserve.worker.backend import Sampler
 from orcaserve.worker.resources import available_cores
 
 if TYPE_CHECKING:  # late: most workers never see a grammar
@@ -47,19 +48,9 @@ MAX_THREADS = 8  # that compute masks; they run beside the model's
 _log = logging.getLogger(__name__)
 
 
-class Samples(Protocol[Logits]):
+class Samples(Sampler, Protocol[Logits]):
     """The sampler that is constrained."""
 
-    def admit(
-        self,
-        request_id: int,
-        input_ids: Sequence[int],
-        params: SamplingParams,
-        stop_ids: frozenset[int],
-        seed: int,
-        output: Sequence[int],
-    ) -> None: ...
-    def drop(self, request_ids: Iterable[int]) -> None: ...
     def sample(
         self, logits: Logits, request_ids: Sequence[int], masks: Masks | None = None
     ) -> tuple[list[int], dict[int, str]]: ...

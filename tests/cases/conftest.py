@@ -13,8 +13,7 @@ slots are free as before; no answer held a traceback or the user's own words.
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +24,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "multiprocess"))
 sys.path.insert(0, str(Path(__file__).parent))
 from case_server import BFLOAT16, FLOAT32, Server, looked_after, started
 from reciting import Recited, as_gguf, reciting_gpt2, reciting_llama
-
-
-@pytest.fixture(scope="session")
-def within() -> Callable[[float, Callable[[], bool]], bool]:
-    """Does the condition come true within so many seconds?"""
-
-    def wait(seconds: float, condition: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.005)
-        return True
-
-    return wait
 
 
 @pytest.fixture(scope="session")

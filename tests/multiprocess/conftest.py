@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -40,21 +39,6 @@ def alive() -> Callable[[int], bool]:
         return state not in "ZX"
 
     return look
-
-
-@pytest.fixture
-def within() -> Callable[[float, Callable[[], bool]], bool]:
-    """Does the condition come true within so many seconds?"""
-
-    def wait(seconds: float, condition: Callable[[], bool]) -> bool:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.005)
-        return True
-
-    return wait
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ Each element is a prompt. Fields of a completion may be given as parameters of t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orcaserve.core.errors import InvalidRequest
@@ -16,10 +17,10 @@ from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange, encode_json
 from orcaserve.serving.json_body import parse_object
 from orcaserve.serving.protocols.tensors import DATATYPES, Tensor, read_tensors, write_bytes
-from orcaserve.serving.protocols.translated import VERSION, check_name, complete
+from orcaserve.serving.protocols.translated import VERSION, check_name, complete, of_model
 from orcaserve.serving.protocols.triton import in_our_words
 from orcaserve.serving.reads import live, ready
-from orcaserve.serving.route import Handle, Operation, Route
+from orcaserve.serving.route import Operation, Route
 from orcaserve.serving.service import Service
 from orcaserve.version import __version__
 
@@ -221,17 +222,7 @@ _INFERRED = _answer("model_name", "model_version", "outputs", id=_TEXT, model_na
 _STATUS = _answer("status", status=_TEXT)
 
 
-def _of_model(method: str, end: str, handle: Handle, summary: str, answer: Any, **more: Any) -> list[Route]:
-    return [
-        Route(
-            method,
-            f"/v2/models/{{model}}{versions}{end}",
-            handle,
-            Operation(summary + (" (by version)" if versions else ""), answer, TAG, errors=(404,), **more),
-        )
-        for versions in ("/versions/{version}", "")
-    ]
-
+_of_model = partial(of_model, TAG, "/v2/models/{model}")
 
 ROUTES = [
     Route("GET", "/v2", _server, Operation("The server's name, version and extensions", _SERVER, TAG)),

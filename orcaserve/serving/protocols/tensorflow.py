@@ -11,15 +11,15 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import Field
 from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.protocols.translated import VERSION, check_name, complete
+from orcaserve.serving.protocols.translated import VERSION, check_name, complete, of_model
 from orcaserve.serving.protocols.triton import in_our_words
-from orcaserve.serving.route import Handle, Operation, Route
 from orcaserve.serving.service import Service
 
 if TYPE_CHECKING:
@@ -158,17 +158,7 @@ _METADATA = {
 }
 
 
-def _of_model(method: str, end: str, handle: Handle, summary: str, answer: Any, **more: Any) -> list[Route]:
-    return [
-        Route(
-            method,
-            f"/tfs/v1/models/{{model}}{versions}{end}",
-            handle,
-            Operation(summary + (" (by version)" if versions else ""), answer, TAG, errors=(404,), **more),
-        )
-        for versions in ("/versions/{version}", "")
-    ]
-
+_of_model = partial(of_model, TAG, "/tfs/v1/models/{model}")
 
 ROUTES = [
     *_of_model("POST", ":predict", acting(predict, any_type=True), "Continue texts", _PREDICTED, fields=PREDICT),

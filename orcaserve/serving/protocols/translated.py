@@ -15,6 +15,7 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.completions import completions
 from orcaserve.serving.fields import COMPLETION
 from orcaserve.serving.http import Answer, Exchange, Message, encode_json
+from orcaserve.serving.route import Handle, Operation, Route
 from orcaserve.serving.service import Service
 
 VERSION = "1"  # of the served model: there is one
@@ -126,3 +127,18 @@ class _Translating:
     def _in_own_words(self, event: Mapping[str, Any]) -> Any:
         assert self._event is not None
         return {"error": event["error"]["message"]} if "error" in event else self._event(event)
+
+
+def of_model(
+    tag: str, model: str, method: str, end: str, handle: Handle, summary: str, answer: Any, **more: Any
+) -> list[Route]:
+    """Routes under the path of a model and, as both protocols have them, under that of its only version."""
+    return [
+        Route(
+            method,
+            f"{model}{versions}{end}",
+            handle,
+            Operation(summary + (" (by version)" if versions else ""), answer, tag, errors=(404,), **more),
+        )
+        for versions in ("/versions/{version}", "")
+    ]
