@@ -24,12 +24,19 @@ from throughputs import engine_config
 from orcaserve.evaluation.measured_engine import MeasuredEngine
 
 GOAL = 0.45
-BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+BUSY = """
+import os, signal, sys
+from orcaserve.process import die_with_parent
+os.sched_setaffinity(0, {int(sys.argv[1])})
+if die_with_parent(int(sys.argv[2]), signal.SIGKILL):  # also if this script is killed
+    while True:
+        pass
+"""
 
 
 @contextmanager
 def busy_core(core: int) -> Iterator[None]:
-    process = subprocess.Popen([sys.executable, "-c", BUSY, str(core)])
+    process = subprocess.Popen([sys.executable, "-c", BUSY, str(core), str(os.getpid())])
     try:
         while cpu_ticks(process.pid) < 10:  # it has started and is at its loop
             if process.poll() is not None:

@@ -40,11 +40,25 @@ def test_b02_what_continues_a_prompt_is_the_difference(kind: str, data: Any, req
     prompt, output = data.draw(st.lists(ids, max_size=8)), data.draw(st.lists(ids, max_size=8))
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + output)
     text = "".join(run(tokenizer, prompt, output))
+    check_difference(before, whole, text)
+
+
+def check_difference(before: str, whole: str, text: str) -> None:
     if whole.startswith(before):
-        assert text == whole[len(before) :]
+        rest = whole[len(before) :]
+        # Bytes of the prompt that only the output has made ill-formed are the prompt's, and not shown.
+        assert rest.endswith(text) and set(rest.removesuffix(text)) <= {"\ufffd"}
     else:  # the prompt's open bytes became a character: what stands before them is the prompt's
         shared = next(i for i, (a, b) in enumerate(zip(before + "\0", whole + "\1", strict=False)) if a != b)
         assert whole.endswith(text) and len(text) <= len(whole) - shared
+
+
+def test_b02_a_blank_of_the_prompt_in_a_run_that_the_output_spoils(byte_fallback: Tokenizer) -> None:
+    """Decoded alone the blank at the beginning is dropped; in an ill-formed run it is a character like the others."""
+    prompt, output = [0x20 + 3], [0x80 + 3]
+    before, whole = byte_fallback.decode(prompt), byte_fallback.decode(prompt + output)
+    assert (before, whole) == ("", "\ufffd\ufffd")
+    check_difference(before, whole, "".join(run(byte_fallback, prompt, output)))
 
 
 @settings(max_examples=200)
