@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from orcaserve.control_plane import engine_pb2 as wire
 from orcaserve.control_plane.logprobs_codec import decode_logprobs, encode_logprobs, size_of
 from orcaserve.core import (
+    USUAL,
+    Began,
     EngineFacts,
     EngineStatus,
     FinishReason,
@@ -21,6 +23,7 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    Terms,
 )
 from orcaserve.core.sampling_params import MAX_TOKEN_ID
 
@@ -57,6 +60,7 @@ def encode_submit(request: Request) -> wire.Submit:
         sampling=encode_sampling(request.params),
         seed=request.seed,
         output_ids=request.output,
+        terms=None if request.terms is USUAL else _encode_terms(request.terms),
     )
     if submit.ByteSize() > MAX_TURN_BYTES:
         raise InvalidRequest("prompt", f"the prompt must fit a message of {MAX_TURN_BYTES} bytes")
@@ -82,6 +86,34 @@ def decode_submit(submit: wire.Submit) -> Request:
         frozenset(submit.stop_ids),
         submit.seed,
         output=list(submit.output_ids),
+        terms=_decode_terms(submit.terms) if submit.HasField("terms") else USUAL,
+    )
+
+
+def _encode_terms(terms: Terms) -> wire.Terms:
+    return wire.Terms(
+        client=terms.client,
+        weight=terms.weight,
+        priority=terms.priority,
+        background=terms.background,
+        cache_salt=terms.cache_salt,
+        timeout=terms.timeout,
+        first_token=terms.first_token,
+        between_tokens=terms.between_tokens,
+    )
+
+
+def _decode_terms(terms: wire.Terms) -> Terms:
+    """Raises InvalidRequest."""
+    return Terms(
+        client=terms.client,
+        weight=terms.weight or 1.0,
+        priority=terms.priority,
+        background=terms.background,
+        cache_salt=terms.cache_salt,
+        timeout=terms.timeout if terms.HasField("timeout") else None,
+        first_token=terms.first_token if terms.HasField("first_token") else None,
+        between_tokens=terms.between_tokens if terms.HasField("between_tokens") else None,
     )
 
 
@@ -147,6 +179,9 @@ def encode_report(report: IterationReport) -> wire.FromEngine:
             columns.finish_reasons.append(_TO_WIRE[progress.finish_reason])
             if progress.error is not None:
                 columns.errors[row] = progress.error
+        if progress.began is not None:
+            columns.began[row].waited = progress.began.waited
+            columns.began[row].n_cached = progress.began.n_cached
     if report.describes:
         for row, progress in enumerate(report.progress):
             if progress.logprobs is not None:
@@ -187,6 +222,10 @@ def decode_progress(report: wire.IterationReport) -> list[Progress]:
         if row >= len(rows):
             raise ValueError("there are log-probabilities of a row that is not there")
         rows[row].logprobs = decode_logprobs(logprobs)
+    for row, began in report.began.items():
+        if row >= len(rows):
+            raise ValueError("a row has begun that is not there")
+        rows[row].began = Began(began.waited, began.n_cached)
     return rows
 
 
@@ -246,6 +285,10 @@ def _encode_status(status: EngineStatus) -> wire.Status:
         scheduler_seconds=status.scheduler_seconds,
         n_preempted=status.n_preempted,
         n_recomputed=status.n_recomputed,
+        n_waiting_tokens=status.n_waiting_tokens,
+        n_cached=status.n_cached,
+        n_kept=status.n_kept,
+        n_late=status.n_late,
     )
 
 
@@ -263,6 +306,10 @@ def decode_status(status: wire.Status) -> EngineStatus:
         scheduler_seconds=status.scheduler_seconds,
         n_preempted=status.n_preempted,
         n_recomputed=status.n_recomputed,
+        n_waiting_tokens=status.n_waiting_tokens,
+        n_cached=status.n_cached,
+        n_kept=status.n_kept,
+        n_late=status.n_late,
     )
 
 

@@ -32,28 +32,54 @@ FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class ToEngine(_message.Message):
-    __slots__ = ("submits", "cancels")
+    __slots__ = ("submits", "cancels", "watch", "question")
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
+    WATCH_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     cancels: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ...) -> None: ...
+    watch: bool
+    question: int
+    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., watch: _Optional[bool] = ..., question: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "input_ids", "stop_ids", "sampling", "seed", "output_ids")
+    __slots__ = ("request_id", "input_ids", "stop_ids", "sampling", "seed", "output_ids", "terms")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     input_ids: _containers.RepeatedScalarFieldContainer[int]
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
     sampling: Sampling
     seed: int
     output_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, request_id: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., output_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    terms: Terms
+    def __init__(self, request_id: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., output_ids: _Optional[_Iterable[int]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ...) -> None: ...
+
+class Terms(_message.Message):
+    __slots__ = ("client", "weight", "priority", "background", "cache_salt", "timeout", "first_token", "between_tokens")
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BETWEEN_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    client: str
+    weight: float
+    priority: int
+    background: bool
+    cache_salt: str
+    timeout: float
+    first_token: float
+    between_tokens: float
+    def __init__(self, client: _Optional[str] = ..., weight: _Optional[float] = ..., priority: _Optional[int] = ..., background: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., first_token: _Optional[float] = ..., between_tokens: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
     __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "prompt_logprobs", "grammar", "ignore_eos")
@@ -103,16 +129,48 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("facts", "report", "failure", "heartbeat")
+    __slots__ = ("facts", "report", "failure", "heartbeat", "schedule_lines", "live")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULE_LINES_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     facts: Facts
     report: IterationReport
     failure: Failure
     heartbeat: Heartbeat
-    def __init__(self, facts: _Optional[_Union[Facts, _Mapping]] = ..., report: _Optional[_Union[IterationReport, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    schedule_lines: bytes
+    live: LiveRequests
+    def __init__(self, facts: _Optional[_Union[Facts, _Mapping]] = ..., report: _Optional[_Union[IterationReport, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., schedule_lines: _Optional[bytes] = ..., live: _Optional[_Union[LiveRequests, _Mapping]] = ...) -> None: ...
+
+class LiveRequests(_message.Message):
+    __slots__ = ("question", "requests")
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    question: int
+    requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
+    def __init__(self, question: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ...) -> None: ...
+
+class LiveRequest(_message.Message):
+    __slots__ = ("request_id", "state", "age", "n_input", "n_output", "n_reserved", "n_used", "why_waiting")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    AGE_FIELD_NUMBER: _ClassVar[int]
+    N_INPUT_FIELD_NUMBER: _ClassVar[int]
+    N_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    N_RESERVED_FIELD_NUMBER: _ClassVar[int]
+    N_USED_FIELD_NUMBER: _ClassVar[int]
+    WHY_WAITING_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    state: str
+    age: float
+    n_input: int
+    n_output: int
+    n_reserved: int
+    n_used: int
+    why_waiting: str
+    def __init__(self, request_id: _Optional[int] = ..., state: _Optional[str] = ..., age: _Optional[float] = ..., n_input: _Optional[int] = ..., n_output: _Optional[int] = ..., n_reserved: _Optional[int] = ..., n_used: _Optional[int] = ..., why_waiting: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ()
@@ -137,7 +195,7 @@ class Facts(_message.Message):
     def __init__(self, model_name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., n_slots: _Optional[int] = ..., max_bs: _Optional[int] = ..., n_workers: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("request_ids", "tokens", "ended_rows", "finish_reasons", "errors", "status", "logprobs")
+    __slots__ = ("request_ids", "tokens", "ended_rows", "finish_reasons", "errors", "status", "logprobs", "began")
     class ErrorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -152,6 +210,13 @@ class IterationReport(_message.Message):
         key: int
         value: Logprobs
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Logprobs, _Mapping]] = ...) -> None: ...
+    class BeganEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: Began
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Began, _Mapping]] = ...) -> None: ...
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENDED_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +224,7 @@ class IterationReport(_message.Message):
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     ended_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -166,7 +232,16 @@ class IterationReport(_message.Message):
     errors: _containers.ScalarMap[int, str]
     status: Status
     logprobs: _containers.MessageMap[int, Logprobs]
-    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ended_rows: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ..., errors: _Optional[_Mapping[int, str]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., logprobs: _Optional[_Mapping[int, Logprobs]] = ...) -> None: ...
+    began: _containers.MessageMap[int, Began]
+    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ended_rows: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ..., errors: _Optional[_Mapping[int, str]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., logprobs: _Optional[_Mapping[int, Logprobs]] = ..., began: _Optional[_Mapping[int, Began]] = ...) -> None: ...
+
+class Began(_message.Message):
+    __slots__ = ("waited", "n_cached")
+    WAITED_FIELD_NUMBER: _ClassVar[int]
+    N_CACHED_FIELD_NUMBER: _ClassVar[int]
+    waited: float
+    n_cached: int
+    def __init__(self, waited: _Optional[float] = ..., n_cached: _Optional[int] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("token", "prompt")
@@ -191,7 +266,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., n_top: _Optional[_Iterable[int]] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Status(_message.Message):
-    __slots__ = ("iteration", "n_running", "n_waiting", "n_live", "n_reserved", "n_used", "batch_tokens", "batch_initiations", "iteration_seconds", "scheduler_seconds", "n_preempted", "n_recomputed")
+    __slots__ = ("iteration", "n_running", "n_waiting", "n_live", "n_reserved", "n_used", "batch_tokens", "batch_initiations", "iteration_seconds", "scheduler_seconds", "n_preempted", "n_recomputed", "n_waiting_tokens", "n_cached", "n_kept", "n_late")
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     N_RUNNING_FIELD_NUMBER: _ClassVar[int]
     N_WAITING_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +279,10 @@ class Status(_message.Message):
     SCHEDULER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     N_PREEMPTED_FIELD_NUMBER: _ClassVar[int]
     N_RECOMPUTED_FIELD_NUMBER: _ClassVar[int]
+    N_WAITING_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    N_CACHED_FIELD_NUMBER: _ClassVar[int]
+    N_KEPT_FIELD_NUMBER: _ClassVar[int]
+    N_LATE_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     n_running: int
     n_waiting: int
@@ -216,7 +295,11 @@ class Status(_message.Message):
     scheduler_seconds: float
     n_preempted: int
     n_recomputed: int
-    def __init__(self, iteration: _Optional[int] = ..., n_running: _Optional[int] = ..., n_waiting: _Optional[int] = ..., n_live: _Optional[int] = ..., n_reserved: _Optional[int] = ..., n_used: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_initiations: _Optional[int] = ..., iteration_seconds: _Optional[float] = ..., scheduler_seconds: _Optional[float] = ..., n_preempted: _Optional[int] = ..., n_recomputed: _Optional[int] = ...) -> None: ...
+    n_waiting_tokens: int
+    n_cached: int
+    n_kept: int
+    n_late: int
+    def __init__(self, iteration: _Optional[int] = ..., n_running: _Optional[int] = ..., n_waiting: _Optional[int] = ..., n_live: _Optional[int] = ..., n_reserved: _Optional[int] = ..., n_used: _Optional[int] = ..., batch_tokens: _Optional[int] = ..., batch_initiations: _Optional[int] = ..., iteration_seconds: _Optional[float] = ..., scheduler_seconds: _Optional[float] = ..., n_preempted: _Optional[int] = ..., n_recomputed: _Optional[int] = ..., n_waiting_tokens: _Optional[int] = ..., n_cached: _Optional[int] = ..., n_kept: _Optional[int] = ..., n_late: _Optional[int] = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("message",)

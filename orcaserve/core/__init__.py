@@ -17,12 +17,15 @@ from orcaserve.core.errors import (
 )
 from orcaserve.core.grammar import Grammar, GrammarKind
 from orcaserve.core.logprobs import Logprobs, TokenLogprobs
-from orcaserve.core.request import FinishReason, Phase, Progress, Request, RequestState
+from orcaserve.core.request import Began, FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
+from orcaserve.core.terms import USUAL, Terms
 
 __all__ = [
+    "USUAL",
     "Batch",
     "BatchEntry",
+    "Began",
     "CannotFit",
     "CheckpointError",
     "ConfigError",
@@ -50,6 +53,7 @@ __all__ = [
     "RequestState",
     "SamplingParams",
     "Scoring",
+    "Terms",
     "TokenLogprobs",
     "UnsupportedModel",
     "check_request",

@@ -12,6 +12,7 @@ from orcaserve.core.engine import EngineFacts
 from orcaserve.core.errors import CannotFit, InvalidRequest
 from orcaserve.core.request import Request
 from orcaserve.core.sampling_params import SamplingParams
+from orcaserve.core.terms import USUAL, Terms
 
 
 def check_request(input_ids: Sequence[int], params: SamplingParams, facts: EngineFacts) -> None:
@@ -43,7 +44,11 @@ def check_output(output: Sequence[int], params: SamplingParams, facts: EngineFac
 
 
 def fan_out(
-    request_ids: Iterator[int], input_ids: Sequence[int], params: SamplingParams, facts: EngineFacts
+    request_ids: Iterator[int],
+    input_ids: Sequence[int],
+    params: SamplingParams,
+    facts: EngineFacts,
+    terms: Terms = USUAL,
 ) -> list[Request]:
     """`params.n` requests over one prompt, each with a seed of its own. Raises what check_request raises.
 
@@ -55,7 +60,7 @@ def fan_out(
     ends = frozenset[int]() if params.ignore_eos and params.grammar is None else facts.eos_ids
     stop_ids = params.stop_token_ids | ends
     return [
-        Request(next(request_ids), input_ids, params, stop_ids, _choice_seed(params.seed, index))
+        Request(next(request_ids), input_ids, params, stop_ids, _choice_seed(params.seed, index), terms=terms)
         for index in range(params.n)
     ]
 

@@ -81,6 +81,10 @@ class EngineStatus:
     scheduler_seconds: float = 0.0
     n_preempted: int = 0  # times that a request lost its K/V to an earlier one
     n_recomputed: int = 0  # tokens whose K/V was made once more for that
+    n_waiting_tokens: int = 0  # input tokens of those who wait for their first batch
+    n_cached: int = 0  # input tokens whose K/V was there already, of all requests that were begun
+    n_kept: int = 0  # slots that hold K/V of prefixes which no live request uses
+    n_late: int = 0  # requests that were not begun because they could not make their deadline any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from enum import Enum
 
 from orcaserve.core.logprobs import Logprobs
 from orcaserve.core.sampling_params import SamplingParams
+from orcaserve.core.terms import USUAL, Terms
 
 
 class Phase(Enum):
@@ -34,6 +35,16 @@ class FinishReason(Enum):
     ERROR = "error"  # the request, or the engine under it, failed
 
 
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What became of a request until its first batch. waited: seconds since it arrived at the scheduler; n_cached: of
+    its input tokens, those whose keys and values were there already.
+    """
+
+    waited: float
+    n_cached: int = 0
+
+
 @dataclass(slots=True)
 class Progress:
     """News of one request: a token, its end, or both.
@@ -41,6 +52,7 @@ class Progress:
     token: the new token, or None if it ended without one (cancelled, refused, engine lost).
     error: text for finish_reason ERROR, fit to show to a client.
     logprobs: of the token, and with the first news of the prompt's, if the request asked for them.
+    began: with the first news of a request that was in a batch. Two Progresses are equal whatever it says.
     """
 
     request_id: int
@@ -48,6 +60,7 @@ class Progress:
     finish_reason: FinishReason | None = None
     error: str | None = None
     logprobs: Logprobs | None = None
+    began: Began | None = field(default=None, compare=False)
 
 
 @dataclass(eq=False, slots=True)
@@ -58,6 +71,7 @@ class Request:
     input_ids: the prompt, at least one token id.
     stop_ids: ids that end the request when generated (empty if it ignores them).
     seed: what its draws are made of, together with their positions; nothing below the door is random.
+    terms: what selection may look at beside sizes.
     arrival: seconds on the loop's clock; set when the scheduler adds it.
     output: tokens it was given so far. Those it is made with were put out by an engine that is gone: it goes on from
     there, and n_carried says how many they are.
@@ -70,6 +84,7 @@ class Request:
     stop_ids: frozenset[int] = frozenset()
     seed: int = 0
     arrival: float = 0.0
+    terms: Terms = USUAL
     output: list[int] = field(default_factory=list)
     state: RequestState = RequestState.INITIATION
     cancelled: bool = False

@@ -160,7 +160,7 @@ class IterationLoop:
         """Keep as many batches in flight as the engine has workers and the pool has work for."""
         while True:
             started = self._clock()
-            batch = self._scheduler.next_batch()
+            batch = self._scheduler.next_batch(started)
             self._scheduler_seconds += self._clock() - started
             if batch is None:
                 return

@@ -7,6 +7,7 @@ from collections import deque
 from orcaserve.core import (
     Batch,
     BatchEntry,
+    Began,
     CannotFit,
     EngineError,
     EngineStatus,
@@ -25,7 +26,8 @@ from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
 # Looking a member up in its class takes Python 3.11 as long as a call, and this is done for every request of a batch.
-_INCREMENT, _FEEDING, _RUNNING = RequestState.INCREMENT, RequestState.FEEDING, RequestState.RUNNING
+_INITIATION, _INCREMENT = RequestState.INITIATION, RequestState.INCREMENT
+_FEEDING, _RUNNING = RequestState.FEEDING, RequestState.RUNNING
 
 
 class Scheduler:
@@ -65,6 +67,7 @@ class Scheduler:
         self._last_returned: Batch | None = None
         self._n_preempted = self._n_recomputed = 0
         self._logprobs = KeptLogprobs()
+        self._beginnings: dict[int, Began] = {}  # of requests that have begun, and of whom there was no news yet
         self.selection = Selection([])  # of the batch that was handed out last
 
     @property
@@ -115,8 +118,11 @@ class Scheduler:
         news = self._end(request, FinishReason.CANCELLED)
         return [news] if request.ending is None else self._release()
 
-    def next_batch(self) -> Batch | None:
-        """The next iteration's batch; its requests are now RUNNING. None: n_workers in flight, or nobody can run."""
+    def next_batch(self, now: float = 0.0) -> Batch | None:
+        """The next iteration's batch; its requests are now RUNNING. None: n_workers in flight, or nobody can run.
+
+        now: seconds, on the clock of `add`.
+        """
         if self.n_scheduled == self.n_workers:
             return None
         selection = self._policy.select(self._pool, self._ledger, self.max_bs)
@@ -126,6 +132,9 @@ class Scheduler:
             return None
         self.selection = selection
         self._n_batches += 1
+        for request in selection.requests:
+            if request.state is _INITIATION and not request.n_iterations:
+                self._beginnings[request.id] = Began(now - request.arrival, self._ledger.used_by(request.id))
         batch = Batch(self._n_batches, tuple(map(self._entry, selection.requests)), tuple(self._drops))
         self._drops.clear()
         for request in selection.requests:
@@ -156,6 +165,10 @@ class Scheduler:
                 request.output.append(token)
                 reason = request.finish_reason_after(token)
                 news.append(Progress(request.id, token) if reason is None else self._end(request, reason, token))
+        if self._beginnings:
+            for each in news:
+                if each.began is None:
+                    each.began = self._beginnings.pop(each.request_id, None)
         if told:
             describe(news, told)
         if not self._policy.holds_back:
@@ -272,7 +285,7 @@ class Scheduler:
         if token is not None and request.params.max_tokens == 0:  # its prompt was to be read, and nothing else
             request.output.clear()
             token, reason = None, FinishReason.LENGTH
-        news = Progress(request.id, token, reason, error)
+        news = Progress(request.id, token, reason, error, began=self._beginnings.pop(request.id, None))
         if self._policy.holds_back and request.id in self._ledger:
             request.ending = news
         else:
@@ -292,6 +305,8 @@ class Scheduler:
         told = self._logprobs.held(request.id)
         self._leave(request)
         news = [Progress(request.id, token) for token in tokens]
+        if news:
+            news[0].began, request.ending.began = request.ending.began, None
         for each, own in zip(news, told, strict=False):
             each.logprobs = own
         return [*news, request.ending]
@@ -302,5 +317,6 @@ class Scheduler:
             self._ledger.release(request.id)
             self._drops.append(request.id)
         self._logprobs.forget(request.id)
+        self._beginnings.pop(request.id, None)
         self._pool.remove(request.id)
         request.state = RequestState.FINISHED

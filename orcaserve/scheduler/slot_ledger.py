@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from orcaserve.core import BatchEntry
+from orcaserve.core import BatchEntry, Request
 
 
 class SlotLedger:
@@ -38,20 +38,20 @@ class SlotLedger:
         """Whether n slots could be reserved if nobody else held any."""
         return self.whole_pages(n) <= self.n_slots
 
-    def fits(self, n: int) -> bool:
-        """Whether n slots can be reserved now."""
-        return self.n_reserved + self.whole_pages(n) <= self.n_slots
+    def fits(self, request: Request, n: int) -> bool:
+        """Whether n slots can be reserved for the request now."""
+        return not self.lacking(request, n)
 
-    def lacking(self, n: int) -> int:
-        """Slots that are missing to reserve n now; 0 if they fit."""
+    def lacking(self, request: Request, n: int) -> int:
+        """Slots that are missing to reserve n for the request now; 0 if they fit."""
         return max(self.n_reserved + self.whole_pages(n) - self.n_slots, 0)
 
-    def reserve(self, request_id: int, n: int) -> None:
+    def reserve(self, request: Request, n: int) -> None:
         """Set n slots aside for a request that has none. The caller has asked `fits` first."""
-        assert request_id not in self._reserved and self.fits(n)
-        self._reserved[request_id] = self.whole_pages(n)
-        self._used[request_id] = 0
-        self.n_reserved += self._reserved[request_id]
+        assert request.id not in self._reserved and self.fits(request, n)
+        self._reserved[request.id] = self.whole_pages(n)
+        self._used[request.id] = 0
+        self.n_reserved += self._reserved[request.id]
 
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         """Their tokens lie in slots now. These were reserved: this is why no iteration can lack memory."""
@@ -67,9 +67,13 @@ class SlotLedger:
         """Whether one more token of the request finds a slot that is set aside for it."""
         return self._used[request_id] < self._reserved[request_id]
 
+    def can_grow(self, n: int) -> bool:
+        """Whether n more slots can be set aside for somebody who holds some."""
+        return self.n_reserved + self.whole_pages(n) <= self.n_slots
+
     def grow(self, request_id: int, n: int) -> None:
-        """Set n more slots aside for a request that has used all of its own. The caller has asked `fits` first."""
-        assert not self.has_room(request_id) and self.fits(n)
+        """Set n more slots aside for a request that has used all of its own. The caller has asked `can_grow` first."""
+        assert not self.has_room(request_id) and self.can_grow(n)
         self._reserved[request_id] += self.whole_pages(n)
         self.n_reserved += self.whole_pages(n)
 

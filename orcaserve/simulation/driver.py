@@ -46,7 +46,7 @@ class Driver:
         in_flight: deque[tuple[float, Batch]] = deque()
         now, n_iterations = 0.0, 0
         while True:
-            while (batch := scheduler.next_batch()) is not None:
+            while (batch := scheduler.next_batch(now)) is not None:
                 in_flight.append((pipeline.submit(batch, now), batch))
             upcoming = self._upcoming
             if in_flight and (

@@ -58,8 +58,8 @@ def reproduce(log: Log) -> Reproduction:
                 scheduler.add(requests[known.id], time)
             case Cancelled(_, request_id):
                 scheduler.cancel(request_id)
-            case HandedOut():
-                batch = scheduler.next_batch()
+            case HandedOut(time):
+                batch = scheduler.next_batch(time)
                 if (difference := _difference(event, batch)) is not None or batch is None:
                     return Reproduction(n_same, difference, n_left_out)
                 in_flight[event.number] = batch

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from orcaserve.control_plane import codec
 from orcaserve.control_plane import engine_pb2 as wire
 from orcaserve.core import (
+    USUAL,
+    Began,
     EngineFacts,
     EngineStatus,
     FinishReason,
@@ -21,6 +23,7 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    Terms,
 )
 
 token_ids = st.integers(0, 2**31 - 1)
@@ -188,3 +191,22 @@ def test_a_submit_that_is_wrong_by_itself_is_refused(submit: wire.Submit) -> Non
 def test_columns_that_disagree_are_noticed(report: wire.IterationReport) -> None:
     with pytest.raises(ValueError):
         codec.decode_progress(report)
+
+
+def test_terms_and_beginnings_travel() -> None:
+    terms = Terms("somebody", 2.5, -3, True, "salt", 30.0, 0.5, 0.05)
+    sent = codec.encode_submit(Request(7, [1, 2], SamplingParams(), terms=terms))
+    assert codec.decode_submit(wire.Submit.FromString(sent.SerializeToString())).terms == terms
+    usual = codec.encode_submit(Request(7, [1, 2], SamplingParams()))
+    assert not usual.HasField("terms") and codec.decode_submit(usual).terms is USUAL
+    news = [Progress(7, 5, began=Began(1.5, 16)), Progress(8, 6), Progress(9, 1, FinishReason.LENGTH, began=Began(0.0))]
+    read = codec.decode_progress(codec.encode_report(IterationReport(news, EngineStatus())).report)
+    assert [each.began for each in read] == [Began(1.5, 16), None, Began(0.0)]
+
+
+def test_terms_out_of_bounds_are_refused() -> None:
+    for name, value in (("weight", -1.0), ("weight", float("nan")), ("timeout", 0.0), ("client", "x" * 257)):
+        submit = codec.encode_submit(Request(7, [1, 2], SamplingParams(), terms=Terms("somebody")))
+        setattr(submit.terms, name, value)
+        with pytest.raises(InvalidRequest):
+            codec.decode_submit(submit)

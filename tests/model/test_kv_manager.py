@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
+from orcaserve.core import Request, SamplingParams
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.model.layout import Int32s
 from orcaserve.model.reference.kv_region import KVRegion
@@ -16,6 +17,7 @@ from orcaserve.model.spec import ModelSpec
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
 LAYERS, KV_HEADS, DIM = 2, 2, 3
+NOBODY = Request(10**6, [0], SamplingParams())
 SPEC = ModelSpec(16, 64, 12, LAYERS, 4, KV_HEADS, DIM, 8, "rms", 1e-5, "silu", True, True, None)
 
 
@@ -37,8 +39,8 @@ class Managed(RuleBasedStateMachine):
 
     @rule(max_tokens=st.integers(1, 40))
     def admit(self, max_tokens: int) -> None:
-        if self.ledger.fits(max_tokens):
-            self.ledger.reserve(self.next_id, max_tokens)
+        if self.ledger.fits(NOBODY, max_tokens):
+            self.ledger.reserve(Request(self.next_id, [0], SamplingParams()), max_tokens)
             self.reserved[self.next_id] = max_tokens
             self.expected[self.next_id] = torch.empty(0, LAYERS, 2, KV_HEADS, DIM)
             self.next_id += 1
@@ -109,8 +111,8 @@ def test_all_reservations_can_be_filled_at_once(page_size: int, n_slots: int, wi
     ledger, kv = SlotLedger(n_slots, page_size), KVManager(n_slots, page_size)
     admitted = {}
     for request, wish in enumerate(wishes):
-        if ledger.fits(wish):
-            ledger.reserve(request, wish)
+        if ledger.fits(NOBODY, wish):
+            ledger.reserve(Request(request, [0], SamplingParams()), wish)
             admitted[request] = wish
     for step in range(max(admitted.values(), default=0)):
         for request, wish in admitted.items():

@@ -350,7 +350,7 @@ class TestStatus:
             return scheduler
 
         for spoil in (
-            lambda s: s._ledger.reserve(99, 1),
+            lambda s: s._ledger.reserve(Request(99, [0], SamplingParams()), 1),
             lambda s: setattr(s._ledger, "n_used", 1),
             lambda s: setattr(s._pool[1], "state", RequestState.RUNNING),
             lambda s: setattr(s._pool[2], "cancelled", True),

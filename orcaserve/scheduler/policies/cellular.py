@@ -36,10 +36,10 @@ class Cellular(SchedulingPolicy):
                 continue
             if new:
                 n = self.reservation(request)
-                if not ledger.fits(n):
-                    stop, n_lacking = Stop.SLOTS_LACK, ledger.lacking(n)
+                if not ledger.fits(request, n):
+                    stop, n_lacking = Stop.SLOTS_LACK, ledger.lacking(request, n)
                     continue
-                ledger.reserve(request.id, n)
+                ledger.reserve(request, n)
             chosen = cell
             batch.append(request)
         return Selection(batch, stop, n_lacking)

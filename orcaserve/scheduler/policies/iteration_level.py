@@ -29,9 +29,9 @@ class IterationLevelFCFS(SchedulingPolicy):
                 return Selection(batch, Stop.BATCH_FULL)
             if request.state is initiation:
                 n = self.reservation(request)
-                if not ledger.fits(n):  # never skip: a smaller, later request would overtake this one
-                    return Selection(batch, Stop.SLOTS_LACK, ledger.lacking(n))
-                ledger.reserve(request.id, n)
+                if not ledger.fits(request, n):  # never skip: a smaller, later request would overtake this one
+                    return Selection(batch, Stop.SLOTS_LACK, ledger.lacking(request, n))
+                ledger.reserve(request, n)
             batch.append(request)
         return Selection(batch)
 

@@ -36,9 +36,9 @@ class Overcommit(EvenBatches):
                 return Selection(batch, Stop.BATCH_FULL, 0, preempted)
             if request.state is RequestState.INITIATION:
                 n = self.reservation(request)
-                if not ledger.fits(n):
-                    return Selection(batch, Stop.SLOTS_LACK, ledger.lacking(n), preempted)
-                ledger.reserve(request.id, n)
+                if not ledger.fits(request, n):
+                    return Selection(batch, Stop.SLOTS_LACK, ledger.lacking(request, n), preempted)
+                ledger.reserve(request, n)
             elif not self._make_room(request, pool, ledger, preempted):
                 return Selection(batch, Stop.SLOTS_LACK, ledger.page_size, preempted)
             batch.append(request)
@@ -47,7 +47,7 @@ class Overcommit(EvenBatches):
     def _make_room(self, request: Request, pool: RequestPool, ledger: SlotLedger, preempted: list[Request]) -> bool:
         """A slot for the request's next token, from the latest if need be. False: it lost its own, or must wait."""
         while not ledger.has_room(request.id):
-            if ledger.fits(1):
+            if ledger.can_grow(1):
                 ledger.grow(request.id, 1)
                 break
             latest = pool[ledger.latest()]

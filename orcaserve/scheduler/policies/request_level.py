@@ -52,10 +52,14 @@ class RequestLevel(SchedulingPolicy):
         requests = self._microbatches.popleft() if self._microbatches else []
         for request in requests:
             if request.state is RequestState.INITIATION:
-                ledger.reserve(request.id, self._longest)
+                ledger.reserve(request, self._longest)
         if len(pool) == len(self._batch):
             why = Stop.NOBODY_WAITS
-        return Selection(requests, why, ledger.lacking(self._longest) if why is Stop.SLOTS_LACK else 0)
+        n_lacking = 0
+        if why is Stop.SLOTS_LACK:
+            waiting = next(request for request in pool if request.state is RequestState.INITIATION)
+            n_lacking = ledger.lacking(waiting, self._longest)
+        return Selection(requests, why, n_lacking)
 
     def piece(self, request: Request, n_left: int) -> int:
         if not self._shortest_first:
