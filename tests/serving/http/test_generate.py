@@ -247,5 +247,3 @@ def test_metrics_of_several_replicas() -> None:
         'orcaserve_replica_kv_slots_reserved{model_name="tiny",replica="1"} 60.0',
     ):
         assert line in text.splitlines()
-    alone = Metrics("tiny", EngineFacts("tiny", 10, 10, 100, 1, 1), replicas[:1])
-    assert b"replica" not in alone.render("")[0]
