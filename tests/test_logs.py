@@ -108,5 +108,7 @@ def test_nobody_has_set_it_up() -> None:
 
 
 def test_it_imports_the_standard_library_alone() -> None:
-    code = "import sys, orcaserve.logs; print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'grpc', 'torch')])"
+    code = (
+        "import sys, orcaserve.logs; print([m for m in sys.modules if m.split('.')[0] in ('numpy', 'grpc', 'torch')])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

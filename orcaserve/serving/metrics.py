@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from orcaserve.core import EngineFacts, EngineStatus, IterationReport, Request
@@ -138,10 +138,12 @@ class Metrics(Collector):
 
     # What is asked.
 
-    def render(self, accept: str) -> tuple[bytes, str]:
-        """The text of GET /metrics and its content type."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    def render(self) -> bytes:
+        """The text of GET /metrics, in the form that every Prometheus reads.
+
+        OpenMetrics is not offered: the library writes the colon in names as an underscore there (0.26).
+        """
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         for family in FAMILIES:

@@ -63,7 +63,9 @@ def test_a_request_that_was_served(asked: Any, lines: Kept) -> None:
     assert line["prompt_tokens"] == answer.json()["usage"]["prompt_tokens"] and line["output_tokens"] == 6
     assert 0 <= line["queue_ms"] <= line["first_token_ms"] <= line["total_ms"]
     assert line["finish_reason"] == "length" and line["error"] is None and line["numbers"].count(",") == 1
-    assert line["message"].startswith(f"{line['request_id']} client_id=mine-1 method=POST route=/v1/completions status=2")
+    assert line["message"].startswith(
+        f"{line['request_id']} client_id=mine-1 method=POST route=/v1/completions status=2"
+    )
     for secret in (SECRET, WORDS, "127.0.0.1"):
         assert secret not in json.dumps(line) and secret not in lines.text
 
@@ -105,7 +107,9 @@ def test_hostile_ids_and_methods(asked: Any, lines: Kept) -> None:
 def test_a_client_that_leaves(asked: Any, lines: Kept) -> None:
     asked.engine.pause = True
     body = json.dumps({"model": "tiny", "prompt": "the"}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    )
     with socket.create_connection(("127.0.0.1", asked.port)) as raw:
         raw.sendall(f"{head}authorization: Bearer {SECRET}\r\n\r\n".encode() + body)
         asked.wait_until(lambda: asked.engine.n_open == 1)

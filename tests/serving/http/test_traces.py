@@ -46,24 +46,28 @@ def test_a_completion(traced: Any, collector: Collector) -> None:
     assert sorted(names(spans)) == ["increments", "initiation", "queue", "text_completion tiny"]
     by_name = {span.name: span for span in spans}
     root = by_name["text_completion tiny"]
-    assert root.attributes | {
-        "gen_ai.operation.name": "text_completion",
-        "gen_ai.provider.name": "orcaserve",
-        "gen_ai.request.model": "tiny",
-        "gen_ai.response.model": "tiny",
-        "gen_ai.response.id": answer["id"],
-        "gen_ai.request.max_tokens": 5,
-        "gen_ai.request.temperature": 0.5,
-        "gen_ai.request.top_k": 3,
-        "gen_ai.usage.input_tokens": answer["usage"]["prompt_tokens"],
-        "gen_ai.usage.output_tokens": 5,
-        "gen_ai.response.finish_reasons": ["length"],
-        "http.request.method": "POST",
-        "http.route": "/v1/completions",
-        "http.response.status_code": 200,
-        "server.address": "127.0.0.1",
-        "server.port": traced.port,
-    } == root.attributes
+    assert (
+        root.attributes
+        | {
+            "gen_ai.operation.name": "text_completion",
+            "gen_ai.provider.name": "orcaserve",
+            "gen_ai.request.model": "tiny",
+            "gen_ai.response.model": "tiny",
+            "gen_ai.response.id": answer["id"],
+            "gen_ai.request.max_tokens": 5,
+            "gen_ai.request.temperature": 0.5,
+            "gen_ai.request.top_k": 3,
+            "gen_ai.usage.input_tokens": answer["usage"]["prompt_tokens"],
+            "gen_ai.usage.output_tokens": 5,
+            "gen_ai.response.finish_reasons": ["length"],
+            "http.request.method": "POST",
+            "http.route": "/v1/completions",
+            "http.response.status_code": 200,
+            "server.address": "127.0.0.1",
+            "server.port": traced.port,
+        }
+        == root.attributes
+    )
     assert "error.type" not in root.attributes and root.status == 0 and root.kind == 2 and not root.parent_id
     assert root.resource["service.name"] == "orcaserve" and root.resource["service.version"]
     queue, initiation, increments = (by_name[name] for name in ("queue", "initiation", "increments"))
