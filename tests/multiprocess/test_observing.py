@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,8 +16,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from server_process import Serve
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS), str(TESTS / "deploy")]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "deploy"))
 from observed import BY_PROMETHEUS, expressions, selectors
 from otlp_collector import Collector
 
@@ -153,8 +154,6 @@ def test_workers_log_json_as_well(served_model: Path) -> None:
 
 def test_no_traces_without_the_extra(served_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start that cannot do what it was told ends before anything is loaded, and says what is missing."""
-    import subprocess
-
     (tmp_path / "opentelemetry.py").write_text("raise ImportError('as if it were not installed')\n")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     monkeypatch.setenv("PYTHONPATH", path)
