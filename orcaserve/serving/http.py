@@ -323,6 +323,8 @@ class Exchange:
         self.account.status = status
         self.count_ignored(len(self.ignored))
         mark = [(b"x-request-id", (self.client_id or self.id).encode()), *self.extra_headers]
+        if self.client_id is not None:
+            mark.append((b"x-orcaserve-request-id", self.id.encode()))
         await self._pass_on({"type": "http.response.start", "status": status, "headers": [*headers, *mark]})
 
     async def _body(self, body: bytes, more: bool) -> None:

@@ -59,6 +59,7 @@ def test_a_request_that_was_served(asked: Any, lines: Kept) -> None:
     asked.wait_until(lambda: len(lines.records) == 1)
     [line] = lines.told
     assert line["request_id"] == answer.json()["id"] and line["client_id"] == "mine-1"
+    assert answer.headers["x-request-id"] == "mine-1" and answer.headers["x-orcaserve-request-id"] == line["request_id"]
     assert line["route"] == "/v1/completions" and line["method"] == "POST" and line["status"] == 200
     assert line["prompt_tokens"] == answer.json()["usage"]["prompt_tokens"] and line["output_tokens"] == 6
     assert 0 <= line["queue_ms"] <= line["first_token_ms"] <= line["total_ms"]
