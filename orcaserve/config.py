@@ -8,9 +8,11 @@ import re
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal, get_args
+from urllib.parse import urlsplit
 
 from orcaserve.core.errors import ConfigError
 from orcaserve.core.tls import TlsFiles
+from orcaserve.logs import plain
 
 DType = Literal["auto", "float32", "bfloat16"]
 Quantization = Literal["auto", "none", "int8", "int4"]
@@ -343,6 +345,8 @@ class ServingConfig:
     files_dir_given: the user said which folder, so that it must be usable from the start.
     tool_call_parser: the format in which the model writes calls of tools; None: what its chat template says.
     trust_request_chat_template: requests may bring chat templates, which are programs.
+    log_requests: log a line for each. otlp_traces_endpoint: URL of a collector of traces; None: what the environment
+    says, if anything.
     """
 
     host: str = "127.0.0.1"
@@ -357,6 +361,9 @@ class ServingConfig:
     engine_timeout: float = 10.0  # s without a word from the engine, which is then taken for hung and replaced
     sse_keep_alive: float = 15.0  # s of silence of an event stream, after which a comment is sent; 0: never
     log_level: str = "info"
+    log_format: str = "text"
+    log_requests: bool = False
+    otlp_traces_endpoint: str | None = None
     strict: bool = False
     files_dir: Path | None = None
     files_dir_given: bool = False
@@ -367,6 +374,8 @@ class ServingConfig:
     def __post_init__(self) -> None:
         if self.tool_call_parser is not None:
             _check_choice("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
+        if self.otlp_traces_endpoint is not None:
+            check_url("--otlp-traces-endpoint", self.otlp_traces_endpoint)
         if not 0 <= self.port <= 65535:
             raise ConfigError("--port", "must be from 0 to 65535")
         if not MIN_ENGINE_TIMEOUT <= self.engine_timeout <= MAX_ENGINE_TIMEOUT:
@@ -375,6 +384,17 @@ class ServingConfig:
         if self.sse_keep_alive != 0 and not MIN_KEEP_ALIVE <= self.sse_keep_alive <= MAX_KEEP_ALIVE:
             span = f"0 (none), or from {MIN_KEEP_ALIVE:g} to {MAX_KEEP_ALIVE:g} seconds"
             raise ConfigError("--sse-keep-alive-interval", f"must be {span}")
+
+
+def check_url(name: str, url: str) -> None:
+    """Raises ConfigError unless it is the URL of an HTTP server."""
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good or plain(url) != url or " " in url:
+        raise ConfigError(name, "must be the URL of an HTTP server, such as http://127.0.0.1:4318")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

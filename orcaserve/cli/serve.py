@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from orcaserve.checkpoint.locate import model_name
+from orcaserve.cli.log_options import add_log_arguments, add_watching_arguments
 from orcaserve.cli.node_options import add_node_arguments
 from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config, size_in_bytes
 from orcaserve.config import TOOL_CALL_PARSERS, ServingConfig
@@ -116,8 +117,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "new one, as after a crash (default: %(default)g)",
     )
     add_schedule_log_arguments(parser)
-    group = parser.add_argument_group("log")
-    group.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    group = parser.add_argument_group("log and traces")
+    add_log_arguments(group)
+    add_watching_arguments(group)
 
 
 def default_files_dir(served_model: str) -> Path:
@@ -139,6 +141,9 @@ def run(args: argparse.Namespace) -> int:
         engine_timeout=args.engine_timeout,
         sse_keep_alive=args.sse_keep_alive_interval,
         log_level=args.log_level,
+        log_format=args.log_format,
+        log_requests=args.log_requests,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
         strict=args.strict,
         files_dir=Path(os.path.abspath(args.files_dir)) if args.files_dir else default_files_dir(name),
         files_dir_given=args.files_dir is not None,

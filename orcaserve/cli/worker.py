@@ -6,13 +6,14 @@ import argparse
 import logging
 import os
 import signal
-import sys
 from pathlib import Path
 from types import FrameType
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model
+from orcaserve.cli.log_options import add_log_arguments
 from orcaserve.cli.node_options import add_secret_argument, read_secret, read_tls
 from orcaserve.core.errors import ConfigError
+from orcaserve.logs import set_up
 
 JOIN_TIMEOUT = 30.0  # s
 
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="give up if the server is not found at first (default: %(default)g)")  # fmt: skip
     parser.add_argument("--worker-timeout", type=float, default=30.0, metavar="SECONDS",
                         help="a server that answers no ping for so long is lost (default: %(default)g)")  # fmt: skip
-    parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    add_log_arguments(parser.add_argument_group("log"))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,9 +66,7 @@ def run_node(args: argparse.Namespace, join: str, model: str | None, join_timeou
     from orcaserve.process import name_process
 
     name_process("node")
-    logging.basicConfig(
-        stream=sys.stderr, level=args.log_level.upper(), format="%(asctime)s %(levelname)s node: %(message)s"
-    )
+    set_up(args.log_level, args.log_format, "node")
     settings = NodeSettings(
         join=join,
         model=Path(os.path.abspath(locate_model(model))),

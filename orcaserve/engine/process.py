@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from orcaserve import logs
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane.service import EngineServer
 from orcaserve.core import ConfigError, EngineError, ModelError, OrcaServeError
@@ -125,8 +126,9 @@ def main() -> NoReturn:
     parser.add_argument("--socket", type=Path, required=True, help="Unix socket to make, in a directory of its own")
     parser.add_argument("--parent", type=int, required=True, help="process id of the endpoint")
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     options = parser.parse_args()
-    logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s")
+    logs.set_up(options.log_level, options.log_format, "engine")
     name_process("engine")
     sys.setswitchinterval(SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the endpoint's to handle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import subprocess
 import sys
@@ -14,11 +13,10 @@ from pathlib import Path
 from orcaserve.config import EngineConfig
 from orcaserve.data_plane.memory import SharedMemory
 from orcaserve.data_plane.protocol import Place
+from orcaserve.logs import words_for_child
 from orcaserve.process import child_environment
 
 WORKER_MODULE = "orcaserve.worker.process"  # by name only: importing it would bring the kernels
-
-_log = logging.getLogger(__name__)
 
 
 class WorkerProcess:
@@ -43,9 +41,8 @@ class WorkerProcess:
         memory: SharedMemory | None = None,
         among: tuple[int, int] = (0, 1),
     ) -> None:
-        level = logging.getLevelName(_log.getEffectiveLevel()).lower()
         command = [sys.executable, "-P", "-m", WORKER_MODULE, "--place", f"{place.stage},{place.shard}"]
-        command += ["--parent", str(os.getpid()), "--log-level", level, "--address", address]
+        command += ["--parent", str(os.getpid()), *words_for_child(), "--address", address]
         command += ["--among", "{},{}".format(*among)]
         command += [] if folder is None else ["--folder", str(folder)]
         command += [] if store is None else ["--store", str(store)]

@@ -55,6 +55,8 @@ class OrcaServe:
             api_key=args.api_key or None,
             engine_timeout=args.engine_timeout,
             log_level=args.log_level,
+            log_requests=args.log_requests,
+            otlp_traces_endpoint=args.otlp_traces_endpoint,
             strict=args.strict,
         )
         logging.getLogger("orcaserve").setLevel(args.log_level.upper())

@@ -6,20 +6,24 @@ import asyncio
 import contextlib
 import hmac
 import logging
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from orcaserve.config import ServingConfig
 from orcaserve.core.errors import SERVER_STOPPING, ConfigError, EngineError, InvalidRequest
+from orcaserve.logs import about
 from orcaserve.serving.batches.queue import BatchQueue
 from orcaserve.serving.batches.runner import lines_at_once
 from orcaserve.serving.files.store import FileStore
 from orcaserve.serving.http import Answer, Disconnected, Exchange, Receive, Scope, Send, new_id, openai_form, plain_form
 from orcaserve.serving.inside import ask, is_inside
 from orcaserve.serving.keep_alive import keep_alive
+from orcaserve.serving.observing.access_log import AccessLog
+from orcaserve.serving.observing.traces import Traces
 from orcaserve.serving.route import OTHER_PROTOCOLS, Act, Read
-from orcaserve.serving.routes import ROUTER
+from orcaserve.serving.routes import ROUTER, SERVER
 from orcaserve.serving.service import Service, as_invalid
 from orcaserve.serving.threads import Threads
 
@@ -34,10 +38,13 @@ class App:
     """The ASGI application. `service` is None while the model loads; `draining` is set when the process is to end.
 
     files, batches: None until somebody needs them, and where no folder is given for them. n_uploads: under way.
+    traces: who takes what became of requests, if anybody.
     """
 
-    def __init__(self, config: ServingConfig) -> None:
+    def __init__(self, config: ServingConfig, traces: Traces | None = None) -> None:
         self.config = config
+        self._access_log = AccessLog(config.log_requests)
+        self._traces = traces
         self.service: Service | None = None
         self.files: FileStore | None = None
         self.batches: BatchQueue | None = None
@@ -63,6 +70,16 @@ class App:
             streams = lambda: list(self._live)  # noqa: E731
             self._keeping_alive = asyncio.create_task(keep_alive(streams, self.config.sse_keep_alive))
         try:
+            with about(exchange.id, exchange.client_id):
+                await self._serve(exchange)
+        finally:
+            self._live.discard(exchange)
+            self._note_idle()
+            self._tell(exchange)
+
+    async def _serve(self, exchange: Exchange) -> None:
+        """Answer, whatever happens."""
+        try:
             await self._answer(exchange)
         except InvalidRequest as error:
             await self._refuse(exchange, error)
@@ -72,13 +89,18 @@ class App:
             pass
         except Exception:
             _log.exception("request %s failed", exchange.id)
+            exchange.account.code = "internal_error"
             if exchange.started:
                 exchange.abort()
             else:
                 await self._refuse(exchange, InvalidRequest(None, "an internal error", "internal_error", 500))
-        finally:
-            self._live.discard(exchange)
-            self._note_idle()
+
+    def _tell(self, exchange: Exchange) -> None:
+        """A request is over."""
+        ended = time.monotonic()
+        self._access_log.write(exchange, ended)
+        if self._traces is not None:
+            self._traces.take(exchange, None if self.service is None else self.service.name, ended)
 
     @property
     def n_live(self) -> int:
@@ -192,6 +214,8 @@ class App:
             await self.batches.close()
         if self.files is not None:
             self.files.close()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
         self._threads.close()
         if self.service is not None:
             self.service.close()
@@ -217,6 +241,7 @@ class App:
             await exchange.send_error(error, allow)
         else:
             exchange.params = found.params
+            exchange.account.route, exchange.account.quiet = route.path, route.operation.tag == SERVER
             await route.handle(self, exchange)
 
     def _count_ignored(self, n: int) -> None:

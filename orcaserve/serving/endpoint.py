@@ -7,9 +7,9 @@ import contextlib
 import errno
 import gc
 import logging
+import os
 import signal
 import socket
-import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,12 @@ import uvicorn
 
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.core.errors import SERVER_STOPPING, ConfigError
+from orcaserve.logs import set_up
 from orcaserve.process import name_process
 from orcaserve.serving.app import App
 from orcaserve.serving.hosted import load_service
 from orcaserve.serving.http_protocol import HttpProtocol
+from orcaserve.serving.observing.traces import Traces, traces_for
 from orcaserve.serving.replicas import Engines, engines_for
 from orcaserve.serving.service import Service
 
@@ -37,29 +39,39 @@ def run_endpoint(serving: ServingConfig, engine: EngineConfig) -> int:
     """Serve until a signal ends it. Returns the exit code: 0 after a signal, 1 if requests were cut, or if one engine
     after the other died.
 
-    Raises ConfigError if the address cannot be had, ModelError if the model cannot, EngineError if the engine does not
-    come up. Call it on the main thread.
+    Raises ConfigError if the address cannot be had or traces cannot be sent, ModelError if the model cannot,
+    EngineError if the engine does not come up. Call it on the main thread.
     """
     name_process("endpoint")
-    _set_up_logging(serving.log_level)
+    set_up(serving.log_level, serving.log_format)
+    # What clients send wrong is counted, not logged; uvicorn's own news repeats ours.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+    traces = traces_for(serving.otlp_traces_endpoint, os.environ)
     with _bound(serving) as listener:
         engines = engines_for(serving, engine)
         engines.start()
         runner = asyncio.Runner(loop_factory=_loop_factory())
         try:
             with runner:
-                return runner.run(_Endpoint(serving, engine, engines, listener).run())
+                return runner.run(_Endpoint(serving, engine, engines, listener, traces).run())
         except KeyboardInterrupt:
             return 0  # before the loop could take signals
 
 
 class _Endpoint:
-    def __init__(self, serving: ServingConfig, engine: EngineConfig, engines: Engines, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        serving: ServingConfig,
+        engine: EngineConfig,
+        engines: Engines,
+        listener: socket.socket,
+        traces: Traces | None,
+    ) -> None:
         self._serving = serving
         self._engine = engine
         self._engines = engines
         self._listener = listener
-        self._app = App(serving)
+        self._app = App(serving, traces)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
         self._server = HttpServer(self._app, serving.write_timeout)
@@ -237,11 +249,3 @@ def _loop_factory() -> Any:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def _set_up_logging(level: str) -> None:
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S"
-    )
-    # What clients send wrong is counted, not logged; uvicorn's own news repeats ours.
-    logging.getLogger("uvicorn").setLevel(logging.ERROR)

@@ -138,6 +138,8 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
     kind = StreamedReply if options.stream else WholeReply
     reply = kind(exchange, shape, plan, options)
     choices = service.start(plan, exchange.arrival, reply, Origin(exchange.id, exchange.path))
+    exchange.account.n_prompt = plan.n_prompt
+    exchange.account.choices += choices
     exchange.cancellation.listen(lambda: _stop(choices))
     try:
         await reply.send(choices)
@@ -276,6 +278,7 @@ class StreamedReply(Reply):
             frames = b"".join(self._frames(choice, text) for choice, text in self._kept.items())
             self._kept.clear()
             if failure is not None:
+                self._exchange.account.code = failure.code or str(failure.status)
                 error = encode_json(error_object(failure.status, failure.message, failure.code))
                 await self._exchange.end_events(frames + b"data: " + error + b"\n\n")
                 return

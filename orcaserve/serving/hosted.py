@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.core.errors import SERVER_STOPPING
 from orcaserve.serving.app import App
 from orcaserve.serving.http import Receive, Scope, Send
+from orcaserve.serving.observing.traces import traces_for
 from orcaserve.serving.replicas import Engines, engines_for
 from orcaserve.serving.service import Service
 from orcaserve.text.tokenizer import Tokenizer
@@ -39,7 +41,7 @@ class HostedEndpoint:
 
     def __init__(self, serving: ServingConfig, engine: EngineConfig) -> None:
         self._serving, self._engine = serving, engine
-        self._app = App(serving)
+        self._app = App(serving, traces_for(serving.otlp_traces_endpoint, os.environ))
         self.engines = engines_for(serving, engine)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

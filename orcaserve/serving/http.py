@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any, Protocol
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.serving.observing.account import Account
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -101,6 +102,7 @@ class Exchange:
     arrival: when the whole request was here (time.monotonic()). last_write: when a part of the answer was written last.
     params: what stands in the path for the names of its route. errors: how the protocol writes an error.
     strict: a field without effect is an error. count_ignored: told how many there are, when the answer begins.
+    account: what became of it.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, strict: bool = False) -> None:
@@ -108,6 +110,7 @@ class Exchange:
         self.id = request_id
         self.strict = strict
         self.arrival = time.monotonic()
+        self.account = Account(self.arrival)
         self.started = False
         self.params: Mapping[str, str] = {}
         self.errors: Callable[[InvalidRequest], dict[str, Any]] = openai_form
@@ -258,6 +261,7 @@ class Exchange:
             await self._body(b"", more=False)
 
     async def send_error(self, error: InvalidRequest, headers: Headers = ()) -> None:
+        self.account.code = error.code or str(error.status)
         await self.send_json(error.status, self.errors(error), headers)
 
     async def start_events(self, headers: Headers = ()) -> None:
@@ -318,8 +322,11 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.started = True
+        self.account.status = status
         self.count_ignored(len(self.ignored))
         mark = [(b"x-request-id", (self.client_id or self.id).encode()), *self.extra_headers]
+        if self.client_id is not None:
+            mark.append((b"x-orcaserve-request-id", self.id.encode()))
         await self._pass_on({"type": "http.response.start", "status": status, "headers": [*headers, *mark]})
 
     async def _body(self, body: bytes, more: bool) -> None:

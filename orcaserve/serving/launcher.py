@@ -17,6 +17,7 @@ from orcaserve.config import EngineConfig
 from orcaserve.control_plane.channel import MAX_SOCKET_PATH
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.core import ConfigError, EngineError, ModelError, NoRoom, OrcaServeError
+from orcaserve.logs import words_for_child
 from orcaserve.process import child_environment
 
 ENGINE_MODULE = "orcaserve.engine.process"  # by name only: importing it would bring torch
@@ -64,7 +65,7 @@ class EngineProcess:
         command = [sys.executable, "-P", "-m", ENGINE_MODULE, "--socket", str(self.socket)]
         try:
             self._child = subprocess.Popen(
-                [*command, "--parent", str(os.getpid()), "--log-level", self._log_level],
+                [*command, "--parent", str(os.getpid()), *words_for_child(self._log_level)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 env=child_environment(),

@@ -38,7 +38,7 @@ def _row(live: LiveRequest, choice: Choice | None, replica: int, now: float) -> 
         "choice": 0 if choice is None else choice.index,
         "endpoint": None if choice is None else choice.origin.endpoint,
         "state": live.state.value,
-        "age_seconds": round(live.age if choice is None else now - choice.arrival, 3),
+        "age_seconds": round(live.age if choice is None else now - choice.life.arrival, 3),
         "prompt_tokens": live.n_input,
         "output_tokens": live.n_output if request is None else len(request.output),
         "slots_reserved": live.n_reserved,

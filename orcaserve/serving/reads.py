@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
+
 from orcaserve.core.errors import SERVER_STOPPING, InvalidRequest
 from orcaserve.serving.http import Exchange
 from orcaserve.serving.service import Service
@@ -64,8 +66,7 @@ def _model_object(service: Service) -> dict[str, Any]:
 
 
 async def metrics(app: App, exchange: Exchange) -> None:
-    text, content_type = app.require_service().metrics.render(exchange.header(b"accept") or "")
-    await exchange.send_bytes(200, text, content_type.encode())
+    await exchange.send_bytes(200, app.require_service().metrics.render(), CONTENT_TYPE_PLAIN_0_0_4.encode())
 
 
 async def version(app: App, exchange: Exchange) -> None:

@@ -31,6 +31,7 @@ from orcaserve.serving.fields import MAX_LOGPROBS, MAX_WORK
 from orcaserve.serving.grammar_checker import GrammarChecker
 from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.metrics import Metrics
+from orcaserve.serving.observing.life import Life
 from orcaserve.serving.schedule_watch import ScheduleWatch
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.text.tokenizer import Tokenizer
@@ -119,7 +120,7 @@ class Audience(Protocol):
 class Choice:
     """One request under way: its tokens as they come, and the text they make.
 
-    over: nothing more is said of it: it has come to its end, has failed, or was cancelled.
+    over: nothing more is said of it: it has come to its end, has failed, or was cancelled. life: what was when.
     """
 
     def __init__(
@@ -136,14 +137,20 @@ class Choice:
         self.request = request
         self.text = text
         self.over = False
-        self.arrival = arrival
         self.origin = origin
         self._service = service
         self._audience = audience
-        self._last_token = arrival
-        tokens = service.client.submit(request)
+        self.life = Life(arrival, time.monotonic())
+        self._tally = service.metrics.clients.of(request.terms.client)
+        stream = service.client.submit(request)
+        self._tally.n_open += 1
         service.live[request.id] = self
-        tokens.listen(self._take)
+        stream.listen(self._take)
+
+    @property
+    def n_output(self) -> int:
+        """Tokens it has."""
+        return self.text.n_tokens
 
     @property
     def finish_reason(self) -> str | None:
@@ -185,12 +192,21 @@ class Choice:
         """New text. Raises EngineError if the request has failed."""
         if news.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise EngineError(news.error or ENGINE_LOST)  # CANCELLED without our asking: the engine is being stopped
+        life = self.life
+        if news.began is not None and life.begun is None:
+            life.begun = min(life.submitted + news.began.waited, time.monotonic())
+            life.n_cached = news.began.n_cached
+            self._service.metrics.on_begun(self.request, life, self._tally)
         if news.token is not None:
             now, metrics = time.monotonic(), self._service.metrics
             metrics.generation_tokens += 1
-            latency = metrics.between_tokens if self.text.n_tokens else metrics.first_token
-            latency.observe(now - self._last_token)
-            self._last_token = now
+            self._tally.output += 1
+            if self.text.n_tokens:
+                metrics.between_tokens.observe(now - life.last_token)
+            else:
+                metrics.first_token.observe(now - life.arrival)
+                life.first_token = now
+            life.last_token = now
         text = self.text.push(news.token, news.finish_reason, news.logprobs)
         if self.text.finish_reason is not None:
             self._end(self.text.finish_reason.value)
@@ -200,13 +216,10 @@ class Choice:
 
     def _end(self, reason: str) -> None:
         self.over = True
+        self.life.ended, self.life.reason = time.monotonic(), reason
         self._service.live.pop(self.request.id, None)
-        metrics = self._service.metrics
-        metrics.finished[reason] += 1
-        if reason in ("stop", "length"):
-            took = time.monotonic() - self.arrival
-            metrics.end_to_end.observe(took)
-            metrics.normalized.observe(took / max(self.text.n_tokens, 1))
+        self._tally.n_open -= 1
+        self._service.metrics.on_end(self.request, self.life, self.text.n_tokens)
 
 
 class Service:

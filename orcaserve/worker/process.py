@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import logging
 import os
 import signal
 import sys
@@ -20,6 +19,7 @@ import threading
 from pathlib import Path
 from typing import NoReturn
 
+from orcaserve import logs
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane.channel import worker_socket
 from orcaserve.data_plane.memory import SharedMemory
@@ -39,10 +39,11 @@ def main() -> NoReturn:
     parser.add_argument("--place", required=True, help="STAGE,SHARD, counted from 0")
     parser.add_argument("--parent", type=int, required=True, help="process id of the engine")
     parser.add_argument("--log-level", default="info")
+    parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     options = parser.parse_args()
     stage, shard = map(int, options.place.split(","))
     name = f"worker s{stage}r{shard}"
-    logging.basicConfig(level=options.log_level.upper(), format=f"%(asctime)s %(levelname)s {name}: %(message)s")
+    logs.set_up(options.log_level, options.log_format, name)
     name_process(name)
     sys.setswitchinterval(SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the endpoint's to handle

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping
+from contextvars import Context
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
@@ -91,7 +92,8 @@ class BatchQueue:
         return any(batch.input_file_id == file_id and not batch.status.over for batch in self.records.all())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        # Not in the context of a request: it outlives that, and what it logs is not about it.
+        task = asyncio.create_task(work, context=Context())
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 

@@ -68,7 +68,7 @@ def complete(
         _Translating(exchange, whole, event).send,
         exchange.id,
     )
-    inner.arrival, inner.cancellation = exchange.arrival, exchange.cancellation
+    inner.arrival, inner.cancellation, inner.account = exchange.arrival, exchange.cancellation, exchange.account
     answer = completions(inner, service, body)
     exchange.name_ignored([*(ignored or ()), *inner.ignored])
     return answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from orcaserve.core.errors import InvalidRequest
+from orcaserve.logs import TextFormatter, about
 from orcaserve.serving.batches import queue, runner
 from orcaserve.serving.batches import records as module
 from orcaserve.serving.batches.batch import Batch, Status, window_seconds
@@ -125,6 +127,23 @@ async def test_a_batch(bench: Bench) -> None:
     assert bench.endpoint.asked.count("500") == runner.MAX_FAILURES
     assert sorted(p.suffix for p in bench.store.batches.iterdir()) == [".json"]
     assert bench.store.room.used == sum(f.bytes for f in bench.store.all())
+
+
+async def test_what_a_queue_logs_is_not_about_the_request_that_began_it(bench: Bench) -> None:
+    told: list[str] = []
+    usual = bench.endpoint.ask
+
+    async def ask(url: str, body: bytes) -> Reply:
+        record = logging.LogRecord("x", logging.INFO, __file__, 1, "a line runs", (), None)
+        told.append(TextFormatter().format(record))
+        return await usual(url, body)
+
+    bench.endpoint.ask = ask  # type: ignore[method-assign]
+    with about("req-1"):
+        await bench.restart()
+        batch_id = await bench.create("a")
+    await bench.end_of(batch_id)
+    assert len(told) == 1 and "req-1" not in told[0]
 
 
 async def test_only_good_ones_have_no_error_file(bench: Bench) -> None:

@@ -17,6 +17,7 @@ import pytest
 from orcaserve.config import ServingConfig
 from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import (
+    Began,
     EngineFacts,
     EngineStatus,
     FinishReason,
@@ -149,11 +150,12 @@ class FakeEngine:
                     del self._live[request_id]
                     stream.put(Progress(request_id, None, FinishReason.LENGTH, logprobs=logprobs))
                     continue
+                began = None if request.output else Began(0.0)
                 request.output.append(token)
                 reason = request.finish_reason_after(token)
                 if reason is not None:
                     del self._live[request_id]
-                stream.put(Progress(request_id, token, reason, logprobs=logprobs))
+                stream.put(Progress(request_id, token, reason, logprobs=logprobs, began=began))
             live = len(self._live)
             self.status = EngineStatus(
                 self.iteration, len(batch), 0, live, 16 * live, 8 * live, len(batch), 0, 0.001, 0.001
@@ -185,7 +187,8 @@ class Server:
 
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.app = App(ServingConfig(**self._settings))
+        traces = self._settings.pop("traces", None)
+        self.app = App(ServingConfig(**self._settings), traces)
         self.engine = FakeEngine(self.tokenizer.vocab_size, self._script)
         self.app.service = self.service = Service(self.engine, self.tokenizer, MODEL)
         self._server = HttpServer(self.app, self.app.config.write_timeout)

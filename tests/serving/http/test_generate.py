@@ -202,6 +202,14 @@ def test_metrics(server: Any) -> None:
     for idle in ("vllm:num_requests_running", "orcaserve_requests_running", "vllm:num_requests_waiting"):
         assert after[f"{idle}{label}"] == 0
     assert after[f"vllm:kv_cache_usage_perc{label}"] == 0
+    assert grown['orcaserve_client_tokens_total{client="none",kind="generation",model_name="tiny"}'] == 5
+    assert grown[f"vllm:request_queue_time_seconds_count{label}"] == 1
+    prometheus = (
+        "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"
+    )
+    scraped = server.http.get("/metrics", headers={"accept": prometheus})
+    assert "vllm:num_requests_running{" in scraped.text, "names are not escaped, whatever is asked for"
+    assert scraped.headers["content-type"].startswith("text/plain; version=0.0.4")
 
 
 def test_metrics_of_a_report_without_an_iteration() -> None:
@@ -209,7 +217,7 @@ def test_metrics_of_a_report_without_an_iteration() -> None:
     metrics = Metrics("tiny", EngineFacts("tiny", 10, 10, 10, 1, 1), [Replica()])
     for seconds in (0.25, 0.5):
         metrics.on_report(0, IterationReport([], EngineStatus(iteration=1, batch_tokens=4, scheduler_seconds=seconds)))
-    text = metrics.render("")[0].decode()
+    text = metrics.render().decode()
     assert 'orcaserve_scheduler_seconds_total{model_name="tiny"} 0.75' in text
     assert 'orcaserve_iteration_tokens_count{model_name="tiny"} 1.0' in text
 
@@ -233,7 +241,7 @@ def test_metrics_of_several_replicas() -> None:
         metrics.on_report(replica, IterationReport([], lost))
     metrics.on_restart(1)
     metrics.on_report(1, IterationReport([], EngineStatus(iteration=1, n_preempted=1, n_recomputed=30)))
-    text = metrics.render("")[0].decode()
+    text = metrics.render().decode()
     for line in (
         'orcaserve_requests_running{model_name="tiny"} 4.0',
         'vllm:num_requests_waiting{model_name="tiny"} 1.0',
@@ -247,5 +255,3 @@ def test_metrics_of_several_replicas() -> None:
         'orcaserve_replica_kv_slots_reserved{model_name="tiny",replica="1"} 60.0',
     ):
         assert line in text.splitlines()
-    alone = Metrics("tiny", EngineFacts("tiny", 10, 10, 100, 1, 1), replicas[:1])
-    assert b"replica" not in alone.render("")[0]
