@@ -83,7 +83,7 @@ def alone() -> Iterator[list[int]]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, list[tuple[float, float, float, float]]]:
-    """By what is done beside the streams: endpoint's and engine's share of a core, iterations/s, bytes/s of a watcher."""
+    """By what is done beside the streams: shares of a core (endpoint, engine), iterations/s, bytes/s of a watcher."""
     rng = random.Random(0)
     fields = {"max_tokens": args.tokens, "ignore_eos": True, "temperature": 0, "model": NAME, "stream": True}
     environment = {**os.environ, "STAND_IN": args.milliseconds}
