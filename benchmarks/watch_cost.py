@@ -4,8 +4,8 @@
 
 The endpoint, the engine process, its loop and its scheduler are the real ones; the worker has no model, takes a given
 time for an iteration, and leaves the cores alone (as benchmarks/endpoint_cost.py). Streams of tokens run all the time;
-rounds without a watcher, with one, with fifty, and with somebody who asks for the requests once a second take turns. CPU time
-is the kernel's count, of endpoint and engine; what watchers need themselves is not in it.
+rounds without a watcher, with one, with fifty, and with somebody who asks for the requests once a second take turns.
+CPU time is the kernel's count, of endpoint and engine; what watchers need themselves is not in it.
 """
 
 from __future__ import annotations
