@@ -4,8 +4,8 @@
 
 The endpoint, the engine process, its loop and its scheduler are the real ones; the worker has no model, takes a given
 time for an iteration, and leaves the cores alone (as benchmarks/endpoint_cost.py). Streams of tokens run all the time;
-rounds without a watcher, with one, with fifty, and with somebody who asks for the requests once a second take turns. CPU time
-is the kernel's count, of endpoint and engine; what watchers need themselves is not in it.
+rounds without a watcher, with one, with fifty, and with somebody who asks for the requests once a second take turns.
+CPU time is the kernel's count, of endpoint and engine; what watchers need themselves is not in it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def alone() -> Iterator[list[int]]:
 
 
 def measure(args: argparse.Namespace) -> dict[str, list[tuple[float, float, float, float]]]:
-    """By what is done beside the streams: endpoint's and engine's share of a core, iterations/s, bytes/s of a watcher."""
+    """By what is done beside the streams: shares of a core (endpoint, engine), iterations/s, bytes/s of a watcher."""
     rng = random.Random(0)
     fields = {"max_tokens": args.tokens, "ignore_eos": True, "temperature": 0, "model": NAME, "stream": True}
     environment = {**os.environ, "STAND_IN": args.milliseconds}
