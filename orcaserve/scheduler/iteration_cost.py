@@ -1,0 +1,114 @@
+"""IterationCost: what an iteration of a given shape takes, learnt from those that have returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+from orcaserve.core import BatchEntry, Phase
+
+KEPT = 0.99  # of what was learnt, after one more iteration: a hundred iterations count
+FAR = 4.0  # times longer or shorter than predicted: so much of it is believed at once, and no more
+SWEEPS = 2  # of coordinate descent for each iteration that returns
+WARM = 8  # iterations that are believed whatever they say
+
+_INCREMENT = Phase.INCREMENT
+
+
+@dataclass(slots=True)
+class Shape:
+    """The sizes of an iteration that its time depends on.
+
+    n_increments: requests in their increment phase, each a token; context: tokens they attend to.
+    n_fed: tokens of initiations; products: pairs of such a token and one that it attends to.
+    """
+
+    n_increments: int = 0
+    context: int = 0
+    n_fed: int = 0
+    products: int = 0
+
+    def add(self, n_tokens: int, position: int) -> None:
+        """An initiation's piece."""
+        self.n_fed += n_tokens
+        self.products += n_tokens * position + n_tokens * (n_tokens + 1) // 2
+
+    @classmethod
+    def of(cls, entries: Iterable[BatchEntry]) -> Shape:
+        shape = cls()
+        for entry in entries:
+            if entry.phase is _INCREMENT:
+                shape.n_increments += 1
+                shape.context += entry.position
+            else:
+                shape.add(len(entry.tokens), entry.position)
+        return shape
+
+    def features(self) -> Sequence[float]:
+        """In units such that each is about one in an iteration of a middling size."""
+        return 1.0, self.n_increments / 16, self.n_fed / 256, self.context / 4096, self.products / 65536
+
+
+class IterationCost:
+    """A line: so much for an iteration, for an increment, for a token of its context, for an initiation's token, and
+    for a pair of its attention; none of them below zero, so that more work is never predicted to take less time.
+
+    Least squares of relative errors over what has returned, each iteration counting less with every later one. They are
+    kept as sums (products of features with one another and with what was measured), of which a few steps of coordinate
+    descent find the line, starting from the one before: no matrix is inverted, so none can become singular. An
+    iteration that takes many times longer than predicted counts as one that took FAR times as long, so a pause of the
+    machine moves the line a little, and a machine that has become slower moves it within some iterations.
+
+    Times are whole microseconds, as a schedule log holds them: what is learnt from a log is what was learnt live.
+    """
+
+    def __init__(self) -> None:
+        self._shares = [0.0] * 5  # microseconds for each feature
+        self._sums = [[0.0] * 5 for _ in range(5)]
+        self._targets = [0.0] * 5
+        self.n_seen = 0
+        self.most_fed = 0  # initiation tokens of the iteration that had most of them
+
+    def learn(self, shape: Shape, microseconds: int) -> None:
+        if microseconds <= 0:  # nobody measured
+            return
+        took = float(microseconds)
+        features = shape.features()
+        if self.n_seen >= WARM and not shape.n_fed > self.most_fed:  # else there is nothing to compare with
+            expected = self.predict(shape)
+            took = min(max(took, expected / FAR), expected * FAR)
+        self.n_seen += 1
+        self.most_fed = max(self.most_fed, shape.n_fed)
+        row = [feature / took for feature in features]
+        targets = self._targets
+        for i, own in enumerate(row):
+            sums = self._sums[i]
+            targets[i] = KEPT * targets[i] + own
+            for j, other in enumerate(row):
+                sums[j] = KEPT * sums[j] + own * other
+        self._descend()
+
+    def predict(self, shape: Shape) -> float:
+        """Microseconds; 0 as long as nothing has returned."""
+        return sum(map(float.__mul__, self._shares, map(float, shape.features())))
+
+    def room(self, shape: Shape, position: int, microseconds: float) -> int:
+        """How many tokens of an initiation, from a position on, an iteration of the shape can have beside, if it is to
+        take at most so long. May be less than 0."""
+        left = microseconds - self.predict(shape)
+        each = self._shares[2] / 256 + self._shares[4] / 65536 * (position + 0.5)
+        square = self._shares[4] / 65536 / 2  # left = each * n + square * n * n
+        if left <= 0:
+            return 0
+        n = 2 * left / (each + sqrt(each * each + 4 * square * left)) if each + square > 0 else 1e9
+        return int(min(n, 1e9))
+
+    def _descend(self) -> None:
+        shares = self._shares
+        for _ in range(SWEEPS):
+            for i, (sums, target) in enumerate(zip(self._sums, self._targets, strict=True)):
+                own = sums[i]
+                if own > 1e-300:
+                    off = target - sum(map(float.__mul__, sums, shares))
+                    shares[i] = max(shares[i] + off / own, 0.0)
