@@ -60,6 +60,4 @@ class IterationBound:
     def _room(self, position: int) -> int:
         assert self._microseconds is not None
         cost, shape = self._cost, self._shape
-        return min(
-            cost.room(shape, position, self._microseconds), max(UNSEEN, GROWTH * cost.most_fed) - shape.n_fed
-        )
+        return min(cost.room(shape, position, self._microseconds), max(UNSEEN, GROWTH * cost.most_fed) - shape.n_fed)

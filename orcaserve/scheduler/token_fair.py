@@ -1,4 +1,4 @@
-"""TokenFair: the client that has been given the fewest tokens comes first (virtual token counters; Sheng et al., 2024)."""
+"""TokenFair: the client that has been given the fewest tokens comes first (the counters of Sheng et al., 2024)."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _Entry = tuple[float, int, str]  # counter, number of the head of its queue, cli
 class _Account:
     """tokens: given to the client so far, over its weight: the virtual counter. n_live: its requests, waiting or not.
 
-    waits: how many of its requests wait at which priority.
+    waits: how many of its requests wait at which priority. usual: output tokens of its requests, once some have ended.
     """
 
     tokens: float
     n_live: int = 0
     waits: Counter[int] = field(default_factory=Counter)
+    usual: float | None = None
 
 
 @dataclass(slots=True)
@@ -43,8 +44,8 @@ class _Level:
 class TokenFair(Order):
     """Clients share tokens by weight; first come, first served, among the requests of one client and priority.
 
-    A request is charged to its client when it is admitted: its input tokens, and as many output tokens as have been
-    usual (at most those it asked for). When it ends, the charge becomes what it really was: all of its input, and the
+    A request is charged to its client when it is admitted: its input tokens, and as many output tokens as this
+    client's have had on the average (at most those it asked for). When it ends, the charge becomes what it really was: all of its input, and the
     tokens that came. So a client that starts many at once is not taken for one that has been given nothing. Everything
     is divided by the weight. A client that comes while none of its requests wait starts where the one is that was
     admitted last: nobody saves up turns. When nobody is there all begin anew.
@@ -65,7 +66,6 @@ class TokenFair(Order):
         self._charged: dict[int, int] = {}  # of admitted requests: tokens
         self._n_added = self._n_waiting = 0
         self._reached = 0.0  # the counter of whoever was admitted last, before it was charged
-        self._usual: float | None = None  # output tokens of a request
         self._many = MANY
 
     def __len__(self) -> int:
@@ -107,7 +107,7 @@ class TokenFair(Order):
             return
         self._reached = max(self._reached, account.tokens)
         n_most = request.params.max_tokens - request.n_carried
-        n_output = n_most if self._usual is None else min(n_most, round(self._usual))
+        n_output = n_most if account.usual is None else min(n_most, round(account.usual))
         self._charged[request.id] = n = request.n_input + request.n_carried + n_output
         self._charge(request, account, n)
 
@@ -122,7 +122,8 @@ class TokenFair(Order):
         charged = self._charged.pop(request.id, None)
         if charged is not None:
             n_output = len(request.output) - request.n_carried
-            self._usual = n_output if self._usual is None else self._usual + (n_output - self._usual) / MEMORY
+            usual = n_output if account.usual is None else account.usual
+            account.usual = usual + (n_output - usual) / MEMORY
             self._charge(request, account, request.n_input + len(request.output) - charged)
         elif queued:
             self._renew(request.terms.client, account)
@@ -193,7 +194,7 @@ class TokenFair(Order):
             self._accounts.clear()
             self._levels.clear()
             self._priorities.clear()
-            self._reached, self._usual = 0.0, None
+            self._reached = 0.0
         elif len(self._accounts) > self._many:
             self._accounts = {client: account for client, account in self._accounts.items() if account.n_live}
             self._many = max(MANY, 2 * len(self._accounts))

@@ -9,10 +9,11 @@ from orcaserve.scheduler.policies.orca_max import OrcaMax
 from orcaserve.scheduler.policies.orca_oracle import OrcaOracle
 from orcaserve.scheduler.policies.orca_pow2 import OrcaPow2
 from orcaserve.scheduler.policies.overcommit import Overcommit
-from orcaserve.scheduler.policies.registry import POLICIES, PolicySettings, make_policy
+from orcaserve.scheduler.policies.registry import ORDERS, POLICIES, PolicySettings, make_policy
 from orcaserve.scheduler.policies.request_level import RequestLevel
 
 __all__ = [
+    "ORDERS",
     "POLICIES",
     "Cellular",
     "EvenBatches",
