@@ -8,9 +8,9 @@ from math import sqrt
 
 from orcaserve.core import BatchEntry, Phase
 
-KEPT = 0.99  # of what was learnt, after one more iteration: a hundred iterations count
+KEPT = 0.98  # of what was learnt, after one more iteration: some fifty iterations count
 FAR = 4.0  # times longer or shorter than predicted: so much of it is believed at once, and no more
-SWEEPS = 2  # of coordinate descent for each iteration that returns
+HEAVY = 1e100  # weight of an iteration, after which all weights are made smaller
 WARM = 8  # iterations that are believed whatever they say
 
 _INCREMENT = Phase.INCREMENT
@@ -55,10 +55,10 @@ class IterationCost:
     for a pair of its attention; none of them below zero, so that more work is never predicted to take less time.
 
     Least squares of relative errors over what has returned, each iteration counting less with every later one. They are
-    kept as sums (products of features with one another and with what was measured), of which a few steps of coordinate
-    descent find the line, starting from the one before: no matrix is inverted, so none can become singular. An
-    iteration that takes many times longer than predicted counts as one that took FAR times as long, so a pause of the
-    machine moves the line a little, and a machine that has become slower moves it within some iterations.
+    kept as sums (products of features with one another and with what was measured), of which coordinate descent finds
+    the line, a step for each iteration, starting from the one before: no matrix is inverted, so none can become
+    singular. An iteration that takes many times longer than predicted counts as one that took FAR times as long, so a
+    pause of the machine moves the line a little, and a machine that has become slower moves it within some iterations.
 
     Times are whole microseconds, as a schedule log holds them: what is learnt from a log is what was learnt live.
     """
@@ -67,6 +67,7 @@ class IterationCost:
         self._shares = [0.0] * 5  # microseconds for each feature
         self._sums = [[0.0] * 5 for _ in range(5)]
         self._targets = [0.0] * 5
+        self._weight = 1.0  # of the iteration that was seen last: it grows, so that those before need no change
         self.n_seen = 0
         self.most_fed = 0  # initiation tokens of the iteration that had most of them
 
@@ -80,18 +81,23 @@ class IterationCost:
             took = min(max(took, expected / FAR), expected * FAR)
         self.n_seen += 1
         self.most_fed = max(self.most_fed, shape.n_fed)
-        row = [feature / took for feature in features]
-        targets = self._targets
-        for i, own in enumerate(row):
+        weight = self._weight = self._weight / KEPT
+        filled = [(i, feature / took) for i, feature in enumerate(features) if feature]
+        for i, own in filled:
+            weighted = weight * own
+            self._targets[i] += weighted
             sums = self._sums[i]
-            targets[i] = KEPT * targets[i] + own
-            for j, other in enumerate(row):
-                sums[j] = KEPT * sums[j] + own * other
+            for j, other in filled:
+                sums[j] += weighted * other
+        if weight > HEAVY:
+            self._lighten()
         self._descend()
 
     def predict(self, shape: Shape) -> float:
         """Microseconds; 0 as long as nothing has returned."""
-        return sum(map(float.__mul__, self._shares, map(float, shape.features())))
+        a, b, c, d, e = self._shares
+        one, increments, fed, context, products = shape.features()
+        return a * one + b * increments + c * fed + d * context + e * products
 
     def room(self, shape: Shape, position: int, microseconds: float) -> int:
         """How many tokens of an initiation, from a position on, an iteration of the shape can have beside, if it is to
@@ -105,10 +111,18 @@ class IterationCost:
         return int(min(n, 1e9))
 
     def _descend(self) -> None:
+        """One step for each share, to where the error is least if the others stay, but not below zero."""
         shares = self._shares
-        for _ in range(SWEEPS):
-            for i, (sums, target) in enumerate(zip(self._sums, self._targets, strict=True)):
-                own = sums[i]
-                if own > 1e-300:
-                    off = target - sum(map(float.__mul__, sums, shares))
-                    shares[i] = max(shares[i] + off / own, 0.0)
+        for i, (row, target) in enumerate(zip(self._sums, self._targets, strict=True)):
+            own = row[i]
+            if own > 0.0:
+                a, b, c, d, e = shares
+                off = target - (row[0] * a + row[1] * b + row[2] * c + row[3] * d + row[4] * e)
+                share = shares[i] + off / own
+                shares[i] = share if share > 0.0 else 0.0
+
+    def _lighten(self) -> None:
+        """The same with smaller numbers."""
+        self._targets = [target / self._weight for target in self._targets]
+        self._sums = [[value / self._weight for value in row] for row in self._sums]
+        self._weight = 1.0

@@ -44,11 +44,11 @@ class _Level:
 class TokenFair(Order):
     """Clients share tokens by weight; first come, first served, among the requests of one client and priority.
 
-    A request is charged to its client when it is admitted: its input tokens, and as many output tokens as this
-    client's have had on the average (at most those it asked for). When it ends, the charge becomes what it really was: all of its input, and the
-    tokens that came. So a client that starts many at once is not taken for one that has been given nothing. Everything
-    is divided by the weight. A client that comes while none of its requests wait starts where the one is that was
-    admitted last: nobody saves up turns. When nobody is there all begin anew.
+    A request is charged to its client when it is admitted: its input tokens, and as many output tokens as those of this
+    client have had on the average (at most those it asked for). When it ends, the charge becomes what it really was:
+    all of its input, and the tokens that came. So a client that starts many at once is not taken for one that has been
+    given nothing. Everything is divided by the weight. A client that comes while none of its requests wait starts where
+    the one is that was admitted last: nobody saves up turns. When nobody is there all begin anew.
 
     Promise: while two clients always have something waiting, at one priority, the tokens that were given to them, over
     their weights, drift apart by at most 2 L / w in whatever span of time, and by L / w if they started together. w is

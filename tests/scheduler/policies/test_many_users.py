@@ -11,7 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orcaserve.core import Batch, BatchEntry, IterationResult, Phase, Request, RequestState, SamplingParams, Terms
+from orcaserve.core import (
+    USUAL,
+    Batch,
+    BatchEntry,
+    IterationResult,
+    Phase,
+    Request,
+    RequestState,
+    SamplingParams,
+    Terms,
+)
 from orcaserve.scheduler import Scheduler
 from orcaserve.scheduler.iteration_bound import LEAST
 from orcaserve.scheduler.policies import EvenBatches, PolicySettings, SchedulingPolicy, Stop, make_policy
@@ -30,7 +40,7 @@ class Size:
     n_input: int
     n_output: int
     more: int = 0
-    terms: Terms = Terms()
+    terms: Terms = USUAL
 
 
 class Run:
@@ -220,7 +230,7 @@ class TestBound:
                 outputs = [request.n_iterations for request in live]
                 assert outputs == sorted(outputs, reverse=True)
         assert len(run.ended) == len(run.requests) == len(arrivals)
-        assert {i: n for i, n in fed.items()} == {i: request.n_input for i, request in run.requests.items()}
+        assert fed == {i: request.n_input for i, request in run.requests.items()}
 
 
 def machine(each: float, base: float = 0.005, fed: float = 0.0005) -> Callable[[Batch], float]:
