@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 from orcaserve.core import BatchEntry, Phase
 
-KEPT = 0.98  # of what was learnt, after one more iteration: some fifty iterations count
+KEPT = 0.97  # of what was learnt, after one more iteration: some thirty iterations count
 FAR = 4.0  # times longer or shorter than predicted: so much of it is believed at once, and no more
 HEAVY = 1e100  # weight of an iteration, after which all weights are made smaller
+PLAIN = 4  # of so many iterations without initiations one is learnt from: they are many, and alike
 WARM = 8  # iterations that are believed whatever they say
 
 _INCREMENT = Phase.INCREMENT
@@ -35,14 +36,13 @@ class Shape:
         self.products += n_tokens * position + n_tokens * (n_tokens + 1) // 2
 
     @classmethod
-    def of(cls, entries: Iterable[BatchEntry]) -> Shape:
-        shape = cls()
-        for entry in entries:
-            if entry.phase is _INCREMENT:
-                shape.n_increments += 1
-                shape.context += entry.position
-            else:
-                shape.add(len(entry.tokens), entry.position)
+    def of(cls, entries: Sequence[BatchEntry]) -> Shape:
+        positions = [entry.position for entry in entries if entry.phase is _INCREMENT]
+        shape = cls(len(positions), sum(positions))
+        if len(positions) < len(entries):
+            for entry in entries:
+                if entry.phase is not _INCREMENT:
+                    shape.add(len(entry.tokens), entry.position)
         return shape
 
     def features(self) -> Sequence[float]:
@@ -68,12 +68,16 @@ class IterationCost:
         self._sums = [[0.0] * 5 for _ in range(5)]
         self._targets = [0.0] * 5
         self._weight = 1.0  # of the iteration that was seen last: it grows, so that those before need no change
-        self.n_seen = 0
+        self.n_seen = self._n_plain = 0
         self.most_fed = 0  # initiation tokens of the iteration that had most of them
 
     def learn(self, shape: Shape, microseconds: int) -> None:
         if microseconds <= 0:  # nobody measured
             return
+        if not shape.n_fed and self.n_seen >= WARM:
+            self._n_plain += 1
+            if self._n_plain % PLAIN:
+                return
         took = float(microseconds)
         features = shape.features()
         if self.n_seen >= WARM and not shape.n_fed > self.most_fed:  # else there is nothing to compare with

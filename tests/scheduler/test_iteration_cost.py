@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orcaserve.core import BatchEntry, Increment, Phase, SamplingParams
-from orcaserve.scheduler.iteration_cost import FAR, IterationCost, Shape
+from orcaserve.scheduler.iteration_cost import FAR, PLAIN, IterationCost, Shape
 
 shapes = st.builds(
     lambda n, context, pieces: _shape(n, context, pieces),
@@ -72,9 +72,10 @@ def test_a_pause_moves_it_a_little_and_a_slower_machine_wholly() -> None:
     cost = taught(rng)
     usual = Shape(16, 3000)
     before = cost.predict(usual)
-    cost.learn(usual, round(1000 * before))
+    for _ in range(PLAIN):
+        cost.learn(usual, round(1000 * before))
     assert cost.predict(usual) < 1.5 * before
-    for _ in range(200):
+    for _ in range(300):
         shape = drawn(rng)
         cost.learn(shape, round(3 * truth(shape)))
     assert abs(cost.predict(usual) / (3 * truth(usual)) - 1) < 0.15
@@ -110,11 +111,11 @@ def test_whatever_it_has_seen(
 
 def test_what_is_far_off_counts_as_not_so_far() -> None:
     cost = IterationCost()
-    for _ in range(20):
-        cost.learn(Shape(8, 800), 10_000)
     other = IterationCost()
-    for _ in range(20):
+    for _ in range(40):
+        cost.learn(Shape(8, 800), 10_000)
         other.learn(Shape(8, 800), 10_000)
-    cost.learn(Shape(8, 800), 10_000_000)
-    other.learn(Shape(8, 800), round(FAR * 10_000))
+    for _ in range(PLAIN):
+        cost.learn(Shape(8, 800), 10_000_000)
+        other.learn(Shape(8, 800), round(FAR * 10_000))
     assert abs(cost.predict(Shape(8, 800)) - other.predict(Shape(8, 800))) < 100
