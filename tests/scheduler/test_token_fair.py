@@ -69,6 +69,19 @@ class TestOrder:
             order.add(request(100 + number, "late"))
         assert 4 <= admitted(order, 10).count("late") <= 6
 
+    def test_what_others_are_given_at_another_priority_is_no_debt(self) -> None:
+        """A newcomer is not put behind those of its own priority because of one with a better one."""
+        order = TokenFair()
+        for number in range(100):
+            terms = Terms(client="first", priority=-1)
+            order.add(Request(number, [0] * 500, SamplingParams(max_tokens=500), terms=terms))
+        for number in range(20):
+            order.add(request(1000 + number, "old"))
+        admitted(order, 99)
+        order.add(request(2000, "new"))
+        order.add(request(2001, "new"))
+        assert admitted(order, 5) == ["first", "old", "new", "old", "new"]
+
     def test_what_was_not_put_out_is_given_back(self) -> None:
         order = TokenFair()
         asked = [request(number, "a", max_tokens=1000) for number in range(2)]
@@ -111,7 +124,7 @@ class TestOrder:
             each = request(number, f"c{number}")
             order.add(each)
             order.leave(each)
-        assert len(order._accounts) <= MANY + 1
+        assert len(order._levels[0].accounts) <= MANY + 1
 
     @given(
         verbs=st.lists(
@@ -132,7 +145,7 @@ class TestOrder:
             if waiting:
                 level = [r for r in waiting if r.terms.priority == min(r.terms.priority for r in waiting)]
                 heads = {r.terms.client: r for r in sorted(level, key=lambda r: -r.id)}
-                best = min(heads.values(), key=lambda r: (order.tokens_of(r.terms.client), r.id))
+                best = min(heads.values(), key=lambda r: (order.tokens_of(r.terms.client, r.terms.priority), r.id))
                 assert first is best
             else:
                 assert first is None
