@@ -366,6 +366,19 @@ class TestBackground:
         run.drain()
         assert run.scheduler.status().n_preempted == 0
 
+    def test_none_is_begun_past_one_in_front_that_lacks_slots(self) -> None:
+        run = Run(many_users(), n_pages=10)
+        run.add(Size(16, 12))  # 7 pages
+        run.turn()
+        run.add(Size(20, 4))  # 6 pages
+        run.add(Size(3, 1, terms=BEHIND))  # 1 page, and 3 are free
+        batch = run.next_batch()
+        assert batch is not None and [e.request_id for e in batch.entries] == [0]
+        selection = run.scheduler.selection
+        assert (selection.stop, selection.n_lacking) == (Stop.SLOTS_LACK, 3 * PAGE)
+        run.drain()
+        assert run.ended[1] < run.ended[2] or run.batches[run.ended[2] - 1].entries[0].request_id == 1
+
     def test_for_a_place_it_pauses_and_keeps_what_it_has(self) -> None:
         run = Run(many_users(), max_bs=2)
         for _ in range(2):
