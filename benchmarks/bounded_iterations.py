@@ -85,13 +85,15 @@ def measure(name: str, settings: SchedulerConfig, model: str | None, seconds: fl
     ]
     firsts = [tokens[i][0] - at for i, at in submitted.items() if tokens[i] and began <= tokens[i][0] < end]
     n_output = sum(began <= at < end for times in tokens.values() for at in times)
+    if len(gaps) < 100 or not firsts:
+        raise SystemExit(f"{name}: {len(gaps)} gaps and {len(firsts)} prompts: too few; give more --seconds or --every")
     gaps.sort()
     return Row(
         name,
         round(median(gaps) * 1e3, 1),
         round(gaps[len(gaps) * 99 // 100] * 1e3, 1),
         round((n_output + PROMPT * len(firsts)) / seconds, 1),
-        round(median(firsts), 3) if firsts else float("nan"),
+        round(median(firsts), 3),
         len(firsts),
     )
 
