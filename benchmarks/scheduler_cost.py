@@ -7,6 +7,11 @@ arrival, with the lengths of the paper's trace (input U(32, 512), output U(1, 12
     places  for a place in the batch: there are slots for everybody who can be in it
     slots   for slots: half a batch's worth of slots, so that the walk ends at a request that does not fit
     deep    as `places`, with three batches in flight, whose requests each walk passes
+    users   as `places`, with everything on that many users ask for: iterations bounded by tokens and by a target (so
+            that what they take is learnt), 100 clients who share by tokens, weights, three priorities, every tenth
+            request in the background, and deadlines, of which none passes
+
+An iteration of `users` also asks who is too late, as the loop does.
 
     python benchmarks/scheduler_cost.py [--json]
 """
@@ -22,8 +27,9 @@ import statistics
 import time
 from dataclasses import asdict, dataclass
 
-from orcaserve.core import Batch, IterationResult, Request, SamplingParams
+from orcaserve.core import USUAL, Batch, IterationResult, Request, SamplingParams, Terms
 from orcaserve.scheduler import Scheduler
+from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
 
 MAX_BS = 32
 PAGE_SIZE = 16
@@ -37,6 +43,7 @@ CASES = {
     "places": (MAX_BS * (LONGEST + PAGE_SIZE), 1),
     "slots": (MAX_BS // 2 * MEAN, 1),
     "deep": (3 * MAX_BS * (LONGEST + PAGE_SIZE), 3),
+    "users": (MAX_BS * (LONGEST + PAGE_SIZE), 1),
 }
 
 
@@ -55,7 +62,8 @@ class Row:
 class Arrivals:
     """The paper's trace, without end. The prompts share one list: the scheduler does not read them."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, users: bool) -> None:
+        self._users = users
         self._rng = random.Random(seed)
         self._n = 0
         self._prompt = [1] * LONGEST
@@ -63,13 +71,25 @@ class Arrivals:
     def __next__(self) -> Request:
         self._n += 1
         params = SamplingParams(max_tokens=self._rng.randint(1, 128))
-        return Request(self._n, self._prompt[: self._rng.randint(32, 512)], params)
+        prompt = self._prompt[: self._rng.randint(32, 512)]
+        return Request(self._n, prompt, params, terms=self._terms() if self._users else USUAL)
+
+    def _terms(self) -> Terms:
+        client, rng = self._rng.randrange(100), self._rng
+        return Terms(
+            client=f"client {client}",
+            weight=1.0 + client % 3,
+            priority=rng.choice([0, 0, 0, 0, 1, -1]),
+            background=rng.random() < 0.1,
+            timeout=86400.0,
+            first_token=80000.0,
+        )
 
 
 def measure(case: str, pool_size: int, iterations: int) -> Row:
     n_slots, n_workers = CASES[case]
-    scheduler = Scheduler(n_slots, MAX_BS, n_workers, PAGE_SIZE)
-    arrivals = Arrivals(seed=pool_size)
+    scheduler = Scheduler(n_slots, MAX_BS, n_workers, PAGE_SIZE, _policy(case, n_workers))
+    arrivals = Arrivals(seed=pool_size, users=case == "users")
     for _ in range(pool_size):
         scheduler.add(next(arrivals), now=0.0)
     in_flight: list[Batch] = []
@@ -78,20 +98,22 @@ def measure(case: str, pool_size: int, iterations: int) -> Row:
     for i in range(iterations + 200):  # the first ones fill the batch
         while True:
             started = time.perf_counter()
-            batch = scheduler.next_batch()
+            scheduler.expire(i * ITERATION_SECONDS)
+            batch = scheduler.next_batch(i * ITERATION_SECONDS)
             seconds = time.perf_counter() - started
             if batch is None:
                 break
             in_flight.append(batch)
             chose = seconds
         oldest = in_flight.pop(0)
-        result = IterationResult(oldest.iteration, [7] * len(oldest.entries))
+        seconds = 0.005 + 0.0001 * oldest.n_tokens
+        result = IterationResult(oldest.iteration, [7] * len(oldest.entries), seconds=seconds)
         started = time.perf_counter()
         progress = scheduler.complete(result)
         took = time.perf_counter() - started
         for news in progress:
             if news.finish_reason is not None:
-                scheduler.add(next(arrivals), now=0.0)
+                scheduler.add(next(arrivals), now=i * ITERATION_SECONDS)
         if i >= 200:
             choosing.append(chose)
             taking.append(took)
@@ -108,6 +130,14 @@ def measure(case: str, pool_size: int, iterations: int) -> Row:
         round(totals[len(totals) * 99 // 100] * 1e6, 1),
         round(median / ITERATION_SECONDS * 100, 3),
     )
+
+
+def _policy(case: str, n_workers: int) -> SchedulingPolicy:
+    """As `serve` makes it; plain, but for one case."""
+    made_of = PolicySettings(n_workers, LONGEST)
+    if case == "users":
+        made_of = PolicySettings(n_workers, LONGEST, fairness="tokens", batched_tokens=512, target_itl=0.05)
+    return make_policy("iteration-level", made_of)
 
 
 def main() -> int:

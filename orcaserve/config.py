@@ -21,11 +21,14 @@ PolicyName = Literal[
     "iteration-level", "request-level", "cellular", "orca-max", "orca-pow2", "orca-oracle", "overcommit"
 ]
 FirstIteration = Literal["shortest", "whole"]
+Fairness = Literal["none", "tokens"]
 DTYPES: tuple[str, ...] = get_args(DType)
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 KV_DTYPES: tuple[str, ...] = get_args(KVDType)
 POLICY_NAMES: tuple[str, ...] = get_args(PolicyName)
 FIRST_ITERATIONS: tuple[str, ...] = get_args(FirstIteration)
+FAIRNESSES: tuple[str, ...] = get_args(Fairness)
+MIN_TARGET_ITL, MAX_TARGET_ITL = 0.001, 60.0  # s
 DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 MIN_SECRET = 16  # characters; a shorter one can be guessed
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
@@ -92,12 +95,18 @@ class SchedulerConfig:
     policy: who chooses the next batch: docs/scheduling.md.
     microbatch_size, first_iteration: of request-level alone. None: a batch is not cut, and begins as FasterTransformer
     has it begin.
+    Of iteration-level alone: max_num_batched_tokens: most input tokens of an iteration; target_itl: seconds that there
+    are to be between two tokens of a request, as far as that can be foretold. None: no bound. fairness: how clients
+    share.
     """
 
     max_bs: int = 64
     policy: PolicyName = "iteration-level"
     microbatch_size: int | None = None
     first_iteration: FirstIteration | None = None
+    fairness: Fairness = "none"
+    max_num_batched_tokens: int | None = None
+    target_itl: float | None = None
 
     def __post_init__(self) -> None:
         _check_at_least("--max-num-seqs", self.max_bs, 1)
@@ -111,6 +120,25 @@ class SchedulerConfig:
             _check_at_least("--microbatch-size", self.microbatch_size, 1)
             if self.microbatch_size > self.max_bs:
                 raise ConfigError("--microbatch-size", f"must be at most --max-num-seqs, {self.max_bs}")
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        _check_choice("--fairness", self.fairness, FAIRNESSES)
+        given = {
+            "--fairness": self.fairness != "none",
+            "--max-num-batched-tokens": self.max_num_batched_tokens is not None,
+            "--target-itl": self.target_itl is not None,
+        }
+        for name, is_given in given.items():
+            if is_given and self.policy != "iteration-level":
+                raise ConfigError(name, f"means something for iteration-level only, not for {self.policy}")
+        if self.max_num_batched_tokens is not None:
+            _check_at_least("--max-num-batched-tokens", self.max_num_batched_tokens, 1)
+            if self.max_num_batched_tokens < self.max_bs:
+                text = f"must be at least --max-num-seqs, {self.max_bs}: each request of a batch brings a token"
+                raise ConfigError("--max-num-batched-tokens", text)
+        if self.target_itl is not None and not MIN_TARGET_ITL <= self.target_itl <= MAX_TARGET_ITL:
+            raise ConfigError("--target-itl", f"must be from {MIN_TARGET_ITL * 1e3:g}ms to {MAX_TARGET_ITL:g}s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,8 @@ class LLM:
     device: cpu; cuda, cuda:N; or reference, the readable PyTorch path on the CPU.
     max_num_seqs: the paper's max_bs; n_slots / kv_cache_memory_bytes: size of the K/V region.
     scheduling_policy: who chooses the next batch; microbatch_size: of request-level alone (docs/scheduling.md).
+    max_num_batched_tokens: most input tokens of an iteration; None: any number, for nobody here watches the gaps of
+    a stream.
     pipeline_parallel_size, tensor_parallel_size, layer_split: cut the model over processes, which end with the thread
     that made this object.
     deterministic: refuse what could make a request's numbers depend on what runs beside it (docs/determinism.md).
@@ -144,6 +146,7 @@ class LLM:
         max_num_seqs: int = 64,
         scheduling_policy: PolicyName = "iteration-level",
         microbatch_size: int | None = None,
+        max_num_batched_tokens: int | None = None,
         n_slots: int | None = None,
         kv_cache_memory_bytes: int | None = None,
         threads: int | None = None,
@@ -158,7 +161,9 @@ class LLM:
             EngineConfig(
                 ModelConfig(path, model_name(name), dtype, quantization, device, max_model_len, threads),
                 KVConfig(n_slots, kv_cache_memory_bytes, kv_cache_dtype),
-                SchedulerConfig(max_num_seqs, scheduling_policy, microbatch_size),
+                SchedulerConfig(
+                    max_num_seqs, scheduling_policy, microbatch_size, max_num_batched_tokens=max_num_batched_tokens
+                ),
                 ParallelConfig(
                     pipeline_parallel_size, tensor_parallel_size, None if layer_split is None else tuple(layer_split)
                 ),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments
+from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, scheduler_config, seconds_of
 from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig, ScheduleLogConfig, SchedulerConfig
 from orcaserve.core import ConfigError
 
@@ -23,6 +23,14 @@ MODEL = ModelConfig(Path("m"), "m")
         ({"policy": "overcommit", "first_iteration": "whole"}, "--first-iteration: means something for request-level"),
         ({"policy": "request-level", "first_iteration": "half"}, "--first-iteration: must be one of shortest, whole"),
         ({"policy": "request-level", "microbatch_size": 0}, "--microbatch-size: must be an integer of 1 or more"),
+        ({"max_num_batched_tokens": 63}, "--max-num-batched-tokens: must be at least --max-num-seqs, 64"),
+        ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens: must be an integer of 1 or more"),
+        ({"target_itl": 0.0005}, "--target-itl: must be from 1ms to 60s"),
+        ({"target_itl": float("nan")}, "--target-itl: must be from 1ms to 60s"),
+        ({"fairness": "equal"}, "--fairness: must be one of none, tokens"),
+        ({"policy": "overcommit", "fairness": "tokens"}, "--fairness: means something for iteration-level only"),
+        ({"policy": "cellular", "target_itl": 0.05}, "--target-itl: means something for iteration-level only"),
+        ({"policy": "request-level", "max_num_batched_tokens": 512}, "--max-num-batched-tokens: means something for"),
         ({"policy": "request-level", "max_bs": 4, "microbatch_size": 5}, "must be at most --max-num-seqs, 4"),
     ],
 )
@@ -66,3 +74,30 @@ def test_flags() -> None:
     args = parser.parse_args(flags.split())
     assert (args.scheduling_policy, args.microbatch_size, args.first_iteration) == ("request-level", 2, None)
     assert (args.schedule_log, args.schedule_log_size, args.schedule_log_files) == (Path("x"), 2**20, 4)
+
+
+@pytest.mark.parametrize(
+    ("flags", "for_many", "expected"),
+    [
+        ("", False, ("none", None, None)),
+        ("", True, ("tokens", 2048, None)),
+        ("--max-num-seqs 3000", True, ("tokens", 3000, None)),
+        ("--max-num-batched-tokens 0 --fairness none", True, ("none", None, None)),
+        ("--max-num-batched-tokens 512 --target-itl 50ms", True, ("tokens", 512, 0.05)),
+        ("--target-itl 0.2s --fairness tokens", False, ("tokens", None, 0.2)),
+        ("--scheduling-policy overcommit", True, ("none", None, None)),
+    ],
+)
+def test_what_is_on_by_default(flags: str, for_many: bool, expected: tuple[object, ...]) -> None:
+    """Whoever serves many is bounded and fair, unless it is told otherwise; no flag of another policy is in the way."""
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, positional=True)
+    parser.set_defaults(for_many=for_many)
+    config = scheduler_config(parser.parse_args(flags.split()))
+    assert (config.fairness, config.max_num_batched_tokens, config.target_itl) == expected
+
+
+@pytest.mark.parametrize("text", ["fast", "0ms", "-1s", "nan", "inf", "5m", ""])
+def test_times(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 50ms"):
+        seconds_of(text)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import math
 import os
 from pathlib import Path
 
@@ -14,11 +15,13 @@ from orcaserve.checkpoint.locate import DEFAULT_MODEL, locate_model, model_name
 from orcaserve.cli.node_options import nodes_config, numbers
 from orcaserve.config import (
     DTYPES,
+    FAIRNESSES,
     FIRST_ITERATIONS,
     KV_DTYPES,
     POLICY_NAMES,
     QUANTIZATIONS,
     EngineConfig,
+    Fairness,
     KVConfig,
     ModelConfig,
     ParallelConfig,
@@ -30,6 +33,7 @@ from orcaserve.core import InvalidRequest, SamplingParams
 from orcaserve.core.errors import ConfigError
 from orcaserve.core.sampling_params import MAX_TOKENS_LIMIT
 
+BATCHED_TOKENS = 2048  # of `serve`, unless it is told otherwise: prompts up to that length are not cut
 UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
 
 
@@ -139,6 +143,64 @@ def _add_scheduling_arguments(parser: argparse.ArgumentParser) -> None:
         choices=FIRST_ITERATIONS,
         help="request-level: shortest: the batch begins with as many tokens of each prompt as the shortest has, and "
         "feeds the rest one by one, as FasterTransformer does; whole: every prompt at once (default: shortest)",
+    )
+
+    add_bound_arguments(group)
+
+
+def add_bound_arguments(group: argparse._ArgumentGroup) -> None:
+    """What iteration-level scheduling can do beside Algorithm 1. Nothing, unless it is asked for."""
+    group.add_argument(
+        "--max-num-batched-tokens",
+        type=int,
+        metavar="N",
+        help="iteration-level: most input tokens of an iteration: long prompts are fed in pieces, so that they do not "
+        f"hold up everybody's next token; 0: any number (default: {BATCHED_TOKENS} for `serve`, else any number)",
+    )
+    group.add_argument(
+        "--target-itl",
+        type=seconds_of,
+        metavar="TIME",
+        help="iteration-level: time that there is to be between two tokens, such as 50ms: prompts are fed in pieces as "
+        "large as that allows, by what iterations have taken so far (default: no target)",
+    )
+    group.add_argument(
+        "--fairness",
+        choices=FAIRNESSES,
+        help="iteration-level: who is admitted first; none: who came first; tokens: of clients who wait, the one that "
+        "has been given the fewest tokens by its weight (default: tokens for `serve`, else none)",
+    )
+
+
+def seconds_of(text: str) -> float:
+    """`50ms`, `0.05s`, `0.05` -> seconds."""
+    word = text.strip().lower()
+    digits, factor = (word[:-2], 1e-3) if word.endswith("ms") else (word.removesuffix("s"), 1.0)
+    try:
+        value = float(digits) * factor
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError("takes a time such as 50ms or 0.05s")
+    return value
+
+
+def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
+    """What a verb does unless it is told otherwise (`for_many`: bounded and fair) is for iteration-level alone, and
+    gives way to other flags."""
+    tokens: int | None = args.max_num_batched_tokens
+    fairness: Fairness | None = args.fairness
+    if getattr(args, "for_many", False) and args.scheduling_policy == "iteration-level":
+        fairness = fairness or "tokens"
+        tokens = max(BATCHED_TOKENS, args.max_num_seqs) if tokens is None else tokens
+    return SchedulerConfig(
+        max_bs=args.max_num_seqs,
+        policy=args.scheduling_policy,
+        microbatch_size=args.microbatch_size,
+        first_iteration=args.first_iteration,
+        fairness=fairness or "none",
+        max_num_batched_tokens=tokens or None,
+        target_itl=args.target_itl,
     )
 
 
@@ -290,12 +352,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             threads=args.threads,
         ),
         kv=KVConfig(n_slots=args.n_slots, memory_bytes=args.kv_cache_memory_bytes, dtype=args.kv_cache_dtype),
-        scheduler=SchedulerConfig(
-            max_bs=args.max_num_seqs,
-            policy=args.scheduling_policy,
-            microbatch_size=args.microbatch_size,
-            first_iteration=args.first_iteration,
-        ),
+        scheduler=scheduler_config(args),
         parallel=_parallel_config(args),
         nodes=nodes_config(args),
         ray=_ray_config(args),

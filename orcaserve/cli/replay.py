@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from orcaserve.config import FIRST_ITERATIONS, POLICY_NAMES, PolicyName, SchedulerConfig
+from orcaserve.cli.options import add_bound_arguments
+from orcaserve.config import FIRST_ITERATIONS, POLICY_NAMES, Fairness, PolicyName, SchedulerConfig
 from orcaserve.core import ConfigError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--scheduling-policy", choices=POLICY_NAMES, help="who chooses the next batch")
     group.add_argument("--microbatch-size", type=int, metavar="N", help="of request-level")
     group.add_argument("--first-iteration", choices=FIRST_ITERATIONS, help="of request-level")
+    add_bound_arguments(group)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
 
 
@@ -95,7 +97,15 @@ def _changed(args: argparse.Namespace, log: Log) -> dict[str, object]:
     max_bs = args.max_num_seqs if args.max_num_seqs is not None else was.max_bs
     stays = policy == was.policy
     microbatch = args.microbatch_size if args.microbatch_size is not None else was.microbatch_size if stays else None
-    SchedulerConfig(max_bs, policy, microbatch, args.first_iteration)
+    bound = {
+        "fairness": args.fairness or (was.fairness if stays else "none"),
+        "batched_tokens": _kept(args.max_num_batched_tokens, was.batched_tokens if stays else None),
+        "target_itl": args.target_itl or (was.target_itl if stays else None),
+    }
+    SchedulerConfig(
+        max_bs, policy, microbatch, args.first_iteration, cast(Fairness, bound["fairness"]),
+        cast(int | None, bound["batched_tokens"]), cast(float | None, bound["target_itl"]),
+    )  # fmt: skip
     if policy == "request-level" and was.n_workers > 1 and microbatch is None:
         raise ConfigError("--microbatch-size", f"request-level needs it with {was.n_workers} stages")
     if args.n_slots is not None and args.n_slots < was.page_size:
@@ -108,9 +118,15 @@ def _changed(args: argparse.Namespace, log: Log) -> dict[str, object]:
         "shortest_first": None if args.first_iteration is None else args.first_iteration == "shortest",
     }
     changed = {name: value for name, value in asked.items() if value is not None and value != getattr(was, name)}
+    changed |= {name: value for name, value in bound.items() if value != getattr(was, name)}
     if "policy" in changed:
         changed["microbatch_size"] = microbatch
     return changed
+
+
+def _kept(asked: int | None, was: int | None) -> int | None:
+    """Tokens of an iteration; 0: any number."""
+    return was if asked is None else asked or None
 
 
 def _setting(args: argparse.Namespace, log: Log, cost: object, changed: dict[str, object]) -> Setting:
@@ -125,6 +141,9 @@ def _setting(args: argparse.Namespace, log: Log, cost: object, changed: dict[str
         "policy": was.policy,
         "microbatch_size": was.microbatch_size,
         "shortest_first": was.shortest_first,
+        "fairness": was.fairness,
+        "batched_tokens": was.batched_tokens,
+        "target_itl": was.target_itl,
     }
     return Setting(cost, **(made_of | changed))  # type: ignore[arg-type]
 

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tokens all running requests may need together, max_bs how many requests share one iteration."
     )
     add_model_arguments(parser, positional=True)
+    parser.set_defaults(for_many=True)
     add_node_arguments(parser)
     group = parser.add_argument_group("HTTP")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")

@@ -9,9 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orcaserve.cli.options import add_bound_arguments, scheduler_config
 from orcaserve.cli.planned import add_planned_arguments, planned_engine
 from orcaserve.cli.workload_options import add_workload_arguments, workload
-from orcaserve.config import FIRST_ITERATIONS, POLICY_NAMES, SchedulerConfig
+from orcaserve.config import FIRST_ITERATIONS, POLICY_NAMES
 from orcaserve.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                        help="as for `serve` (default: %(default)s)")  # fmt: skip
     group.add_argument("--microbatch-size", type=int, metavar="N", help="as for `serve`")
     group.add_argument("--first-iteration", choices=FIRST_ITERATIONS, help="as for `serve`")
+    add_bound_arguments(group)
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     group.add_argument("--timeline", type=Path, metavar="FILE.svg",
@@ -51,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     # The same checks as `serve` makes of the same flags.
-    settings = SchedulerConfig(args.max_num_seqs, args.scheduling_policy, args.microbatch_size, args.first_iteration)
+    settings = scheduler_config(args)
     from orcaserve.simulation.pipeline import Pipeline
     from orcaserve.simulation.setting import Setting
 
@@ -66,7 +68,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--n-slots", f"{engine.where} has room for {engine.n_slots} slots, not {args.n_slots}")
     setting = Setting(
         engine.cost, n_slots, settings.max_bs, longest, engine.page_size, settings.policy,
-        settings.microbatch_size, settings.first_iteration != "whole",
+        settings.microbatch_size, settings.first_iteration != "whole", settings.fairness,
+        settings.max_num_batched_tokens, settings.target_itl,
     )  # fmt: skip
     setting.check()
     arrivals = workload(args).arrivals(args.rate, args.seed)

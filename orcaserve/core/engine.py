@@ -79,7 +79,7 @@ class EngineStatus:
     batch_initiations: int = 0
     iteration_seconds: float = 0.0
     scheduler_seconds: float = 0.0
-    n_preempted: int = 0  # times that a request lost its K/V to an earlier one
+    n_preempted: int = 0  # times that a request lost its K/V to another
     n_recomputed: int = 0  # tokens whose K/V was made once more for that
     n_waiting_tokens: int = 0  # input tokens of those who wait for their first batch
     n_cached: int = 0  # input tokens whose K/V was there already, of all requests that were begun

@@ -19,6 +19,7 @@ from __future__ import annotations
 ENGINE_LOST = "the engine stopped before this request was finished"  # what clients are told; the cause is in the log
 CRASHED_TWICE = "the engine crashed twice while it ran this request, which is not run again"
 SERVER_STOPPING = "the server is stopping"  # likewise, when it was told to end
+TIMED_OUT = "the request was not finished within its timeout"
 TOO_LATE = "the request could not make its deadline any more, and was not begun"
 
 

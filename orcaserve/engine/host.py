@@ -183,9 +183,16 @@ class EngineHost:
 def _policy(settings: SchedulerConfig, facts: EngineFacts, n_workers: int) -> SchedulingPolicy:
     """Raises ConfigError if it would refuse even the smallest request."""
     shortest_first = settings.first_iteration != "whole"
-    policy = make_policy(
-        settings.policy, PolicySettings(n_workers, facts.context_length, settings.microbatch_size, shortest_first)
+    made_of = PolicySettings(
+        n_workers,
+        facts.context_length,
+        settings.microbatch_size,
+        shortest_first,
+        fairness=settings.fairness,
+        batched_tokens=settings.max_num_batched_tokens,
+        target_itl=settings.target_itl,
     )
+    policy = make_policy(settings.policy, made_of)
     n_least = policy.most(Request(0, [0], SamplingParams(max_tokens=1)))
     if n_least > facts.n_slots:
         raise ConfigError(
@@ -207,6 +214,9 @@ def _made_of(settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler
         microbatch_size=settings.microbatch_size,
         shortest_first=settings.first_iteration != "whole",
         model=facts.model_name,
+        fairness=settings.fairness,
+        batched_tokens=settings.max_num_batched_tokens,
+        target_itl=settings.target_itl,
     )
 
 

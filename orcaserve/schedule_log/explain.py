@@ -9,11 +9,12 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from statistics import median
 
-from orcaserve.core import ConfigError, FinishReason
+from orcaserve.core import USUAL, ConfigError, FinishReason, Terms
 from orcaserve.schedule_log.format import (
     Arrived,
     Cancelled,
     End,
+    Expired,
     HandedOut,
     Known,
     Log,
@@ -33,6 +34,7 @@ WHY = {
     Stop.SLOTS_LACK: "slots were lacking",
     Stop.OTHER_CELL: "others needed another computation",
     Stop.BATCH_FIXED: "a whole batch had to end first",
+    Stop.BOUND_REACHED: "the iteration had all the tokens it may have",
 }
 ENDS = {
     FinishReason.STOP: "with a stop token",
@@ -72,6 +74,7 @@ class Story:
     visits: list[Visit] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)
     cancelled: float | None = None
+    expired: bool = False
     end: End | None = None
     ended: float | None = None
 
@@ -103,7 +106,7 @@ def overview(log: Log, most: int) -> str:
         if isinstance(event, HandedOut):
             for piece in event.initiations:
                 begun.setdefault(piece.id, event.time)
-        elif isinstance(event, Returned | Cancelled | Over):
+        elif isinstance(event, Returned | Cancelled | Expired | Over):
             for end in event.ends:
                 if end.id in stories:
                     stories[end.id].end, stories[end.id].ended = end, event.time
@@ -162,10 +165,11 @@ def _story(log: Log, request_id: int) -> Story:
                 story.cancelled = time
             case _:
                 pass
-        for end in event.ends if isinstance(event, Returned | Cancelled | Over) else ():
+        for end in event.ends if isinstance(event, Returned | Cancelled | Expired | Over) else ():
             live.discard(end.id)
             if story is not None and end.id == request_id:
                 story.end, story.ended = end, event.time
+                story.expired = isinstance(event, Expired)
     if story is None:
         raise ConfigError("REQUEST", _who_is_there(log, request_id))
     return story
@@ -190,6 +194,8 @@ def _chapters(log: Log, story: Story) -> Iterator[tuple[str, str]]:
         f"{_moment(log, story.arrived)}, with {known.n_input:,} input tokens, {wanted}{carried}; "
         f"{before if story.n_before else 'nobody else was there'}",
     )
+    if known.terms != USUAL:
+        yield "terms", ", ".join(_terms(known.terms))
     yield from _waiting(story)
     yield from _begin(story)
     yield from _tokens(story)
@@ -198,8 +204,24 @@ def _chapters(log: Log, story: Story) -> Iterator[tuple[str, str]]:
         anew = f", and started anew in iteration {again.batch.number}, with {again.own.n_tokens:,} tokens" if (
             again is not None and again.own is not None
         ) else ""  # fmt: skip
-        yield "preempted", f"before iteration {number}, because an earlier request needed its slots{anew}"
+        whose = "one in the foreground" if known.terms.background else "an earlier request"
+        yield "preempted", f"before iteration {number}, because {whose} needed its slots{anew}"
     yield from _ending(story)
+
+
+def _terms(terms: Terms) -> Iterator[str]:
+    if terms.client:
+        yield f"of client {terms.client}" + (f", whose weight is {terms.weight:g}" if terms.weight != 1 else "")
+    elif terms.weight != 1:
+        yield f"weight {terms.weight:g}"
+    if terms.priority:
+        yield f"priority {terms.priority}"
+    if terms.background:
+        yield "in the background"
+    if terms.first_token is not None:
+        yield f"its first token was due after {_span(terms.first_token)}"
+    if terms.timeout is not None:
+        yield f"its end was due after {_span(terms.timeout)}"
 
 
 def _waiting(story: Story) -> Iterator[tuple[str, str]]:
@@ -280,7 +302,8 @@ def _ending(story: Story) -> Iterator[tuple[str, str]]:
         return
     total, n = story.ended - story.arrived, story.end.n_output - story.known.carried
     each = f", {_span(total / n)} for each of its {n} tokens" if n else ", without a token"
-    yield "ended", f"{_span(total)} after its arrival, {ENDS[story.end.why]}{each}"
+    how = "because its deadline had passed" if story.expired else ENDS[story.end.why]
+    yield "ended", f"{_span(total)} after its arrival, {how}{each}"
 
 
 def _count(n: int, what: str) -> str:

@@ -1,9 +1,10 @@
 """What stands in a schedule log. JSON, one line each; the first line is the header, all others are lists.
 
     {"kind":"orcaserve-schedule","version":1,"run":"...","part":1,"start":1796083200.1,"settings":{...}}
-    ["a", t, id, input, asked, carried, may_stop]        a request has arrived; from `carried` on 0 may be left out
+    ["a", t, id, input, asked, carried, may_stop, terms] a request has arrived; from `carried` on 0 may be left out
     ["x", t, id, why]                                    it was refused
     ["c", t, id, ends]                                   a client has left
+    ["d", t, ends]                                       deadlines have passed
     ["b", t, n, increments, initiations, reserved, used, stop, lacking, preempted]      batch n goes to the engine
     ["r", t, n, took, ends, failing]                     batch n is back
     ["z", t, ends]                                       the engine has ended
@@ -13,11 +14,13 @@ increments: request ids in order of arrival, as runs: "3-9 12"; "=" is everybody
 those who ended with it. initiations: [id, tokens], or [id, tokens, to come] for a piece of one.
 reserved, used: slots once the batch was chosen. stop: why nobody else is in it, a value of Stop; lacking: slots that
 the next one would have needed. preempted: ids. ends: [id, why, output tokens].
+terms: an object of what selection may look at, as far as it is not usual: "client" (a number, for names may be those of
+keys; 0: none), "weight", "priority", "background", "timeout" and "first_token" (seconds).
 Whatever is 0 or empty at the end of a line is left out. Lines stand in the order in which the scheduler was asked,
 which is what a replay repeats; only the time of "a" may lie before that of the line above.
 
 A further part of a run begins with a header too, which says how things stood: "live": [[id, input, asked, carried,
-may_stop, output tokens], ...]; "in_flight": [[n, ids], ...]; "last": what "=" means.
+may_stop, output tokens, terms], ...]; "in_flight": [[n, ids], ...]; "last": what "=" means.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from orcaserve.core import FinishReason
+from orcaserve.core import USUAL, FinishReason, Terms
 from orcaserve.scheduler.policies import Stop
 
 KIND, VERSION = "orcaserve-schedule", 1
@@ -34,7 +37,7 @@ SAME = "="
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the scheduler was made of, and the model's name."""
+    """What the scheduler was made of, and the model's name. A log without the last ones is of a scheduler without."""
 
     policy: str
     max_bs: int
@@ -45,13 +48,17 @@ class Settings:
     microbatch_size: int | None = None
     shortest_first: bool = True
     model: str = ""
+    fairness: str = "none"
+    batched_tokens: int | None = None
+    target_itl: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
     """A request by its sizes. asked: the most tokens that it may generate; carried: of those, put out before this run.
 
-    may_stop: something may end it earlier. With asked 0 its prompt is read, and that is all.
+    may_stop: something may end it earlier. With asked 0 its prompt is read, and that is all. terms: the client is a
+    number, as text.
     """
 
     id: int
@@ -59,6 +66,7 @@ class Known:
     asked: int
     carried: int = 0
     may_stop: bool = False
+    terms: Terms = USUAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +95,12 @@ class Refused:
 class Cancelled:
     time: float
     id: int
+    ends: Sequence[End] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    time: float
     ends: Sequence[End] = ()
 
 
@@ -135,7 +149,7 @@ class Over:
     ends: Sequence[End] = ()
 
 
-Event = Arrived | Refused | Cancelled | HandedOut | Returned | Over
+Event = Arrived | Refused | Cancelled | Expired | HandedOut | Returned | Over
 
 
 @dataclass(frozen=True, slots=True)

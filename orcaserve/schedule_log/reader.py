@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from orcaserve.core import ConfigError, FinishReason
+from orcaserve.core import USUAL, ConfigError, FinishReason, InvalidRequest, Terms
 from orcaserve.schedule_log.format import (
     KIND,
     SAME,
@@ -16,6 +17,7 @@ from orcaserve.schedule_log.format import (
     Cancelled,
     End,
     Event,
+    Expired,
     HandedOut,
     Known,
     Log,
@@ -27,7 +29,7 @@ from orcaserve.schedule_log.format import (
     from_runs,
 )
 from orcaserve.schedule_log.rotating_file import part_path
-from orcaserve.scheduler.policies import POLICIES, Stop
+from orcaserve.scheduler.policies import ORDERS, POLICIES, Stop
 
 MOST_PARTS = 1000
 
@@ -50,7 +52,7 @@ def read_log(path: Path) -> Log:
         events += part.events(state)
         if part.cut and part is not parts[-1]:
             raise ConfigError(str(part.path), f"line {part.n_lines}: is cut short, and another part follows")
-    live = tuple((_known(first, 1, row[:5]), row[5]) for row in first.live)
+    live = tuple((_known(first, 1, row), row[5]) for row in first.live)
     return Log(path.name, first.start, first.settings, events, live, first.number == 1, parts[-1].cut)
 
 
@@ -77,7 +79,7 @@ class _Part:
             raise self.error(1, "start", "must be seconds of the wall clock")
         self.start = float(start)
         self.settings = self._settings(header.get("settings"))
-        self.live = self._rows(header.get("live", []), "live", 6)
+        self.live = self._live(header.get("live", []))
         self.in_flight = self._in_flight(header.get("in_flight", []))
         self.last = self._ids(header.get("last", []), "last")
 
@@ -120,8 +122,19 @@ class _Part:
         shortest_first = found.get("shortest_first", True)
         if not isinstance(shortest_first, bool):
             raise self.error(1, "settings.shortest_first", "must be true or false")
-        model = str(found.get("model", ""))
-        return Settings(found["policy"], **sizes, microbatch_size=size, shortest_first=shortest_first, model=model)
+        fairness = found.get("fairness", "none")
+        if fairness not in ORDERS:
+            raise self.error(1, "settings.fairness", f"must be one of {', '.join(ORDERS)}")
+        tokens = found.get("batched_tokens")
+        if tokens is not None:
+            tokens = self.whole(1, "settings.batched_tokens", tokens, sizes["max_bs"])
+        seconds = found.get("target_itl")
+        if seconds is not None and not (type(seconds) in (int, float) and 0 < seconds < math.inf):
+            raise self.error(1, "settings.target_itl", "must be seconds, more than 0")
+        return Settings(
+            found["policy"], **sizes, microbatch_size=size, shortest_first=shortest_first,
+            model=str(found.get("model", "")), fairness=fairness, batched_tokens=tokens, target_itl=seconds,
+        )  # fmt: skip
 
     def _ids(self, value: object, name: str) -> list[int]:
         if not isinstance(value, list) or not all(type(n) is int for n in value):
@@ -136,12 +149,17 @@ class _Part:
             batches[row[0]] = self._ids(row[1], "in_flight")
         return batches
 
-    def _rows(self, value: object, name: str, width: int) -> list[list[int]]:
+    def _live(self, value: object) -> list[list[Any]]:
+        """[id, input, asked, carried, may_stop, output tokens, terms] each; terms may be left out."""
         if not isinstance(value, list):
-            raise self.error(1, name, "must be a list")
+            raise self.error(1, "live", "must be a list")
         for row in value:
-            if not isinstance(row, list) or len(row) != width or not all(type(n) is int and n >= 0 for n in row):
-                raise self.error(1, name, f"must hold lists of {width} whole numbers")
+            if (
+                not isinstance(row, list)
+                or len(row) not in (6, 7)
+                or not all(type(n) is int and n >= 0 for n in row[:6])
+            ):
+                raise self.error(1, "live", "must hold lists of 6 whole numbers, and maybe an object")
         return value
 
 
@@ -211,14 +229,48 @@ class _Line:
             raise self.error(most + 1, "beyond the last", "must not be there")
 
 
-def _known(part: _Part, line: int, row: Sequence[int]) -> Known:
+def _known(part: _Part, line: int, row: Sequence[Any]) -> Known:
     if row[1] < 1 or (row[3] and row[3] >= row[2]):
         raise part.error(line, "live", "holds a request of impossible sizes")
-    return Known(row[0], row[1], row[2], row[3], bool(row[4]))
+    try:
+        terms = _terms(row[6] if len(row) > 6 else None)
+    except ValueError as error:
+        raise part.error(line, "live", f"holds terms that {error}") from None
+    return Known(row[0], row[1], row[2], row[3], bool(row[4]), terms)
+
+
+def _terms(found: object) -> Terms:
+    """Raises ValueError."""
+    if found is None:
+        return USUAL
+    if not isinstance(found, dict) or not found.keys() <= _TERMS.keys():
+        raise ValueError(f"must be an object of {', '.join(_TERMS)}")
+    for name, value in found.items():
+        if type(value) not in _TERMS[name]:
+            raise ValueError(f"have a wrong {name}")
+    client = found.get("client", 0)
+    try:
+        return Terms(**{**found, "client": str(client) if client else ""})
+    except InvalidRequest as error:
+        raise ValueError(f"are wrong: {error.message}") from None
+
+
+_TERMS: dict[str, tuple[type, ...]] = {
+    "client": (int,),
+    "weight": (int, float),
+    "priority": (int,),
+    "background": (bool,),
+    "timeout": (int, float),
+    "first_token": (int, float),
+}
 
 
 def _arrived(line: _Line, state: _State) -> Event:
-    line.length(7)
+    line.length(8)
+    try:
+        terms = _terms(line.get(8))
+    except ValueError as error:
+        raise line.error(8, "terms", str(error)) from None
     request_id = line.whole(3, "id")
     if request_id in state.live:
         raise line.error(3, "id", f"names request {request_id}, which is there already")
@@ -228,6 +280,7 @@ def _arrived(line: _Line, state: _State) -> Event:
         line.whole(5, "asked"),
         line.whole(6, "carried", 0, 0),
         bool(line.whole(7, "may_stop", 0, 0)),
+        terms,
     )
     if known.carried and known.carried >= known.asked:
         raise line.error(6, "carried", "must be less than was asked for")
@@ -246,6 +299,11 @@ def _refused(line: _Line, state: _State) -> Event:
 def _cancelled(line: _Line, state: _State) -> Event:
     line.length(4)
     return Cancelled(line.time(), line.whole(3, "id"), line.ends(4, state))
+
+
+def _expired(line: _Line, state: _State) -> Event:
+    line.length(3)
+    return Expired(line.time(), line.ends(3, state))
 
 
 def _handed_out(line: _Line, state: _State) -> Event:
@@ -303,6 +361,7 @@ _READERS: dict[str, Callable[[_Line, _State], Event]] = {
     "a": _arrived,
     "x": _refused,
     "c": _cancelled,
+    "d": _expired,
     "b": _handed_out,
     "r": _returned,
     "z": _over,

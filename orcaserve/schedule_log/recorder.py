@@ -9,13 +9,14 @@ import time as clock
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from orcaserve.core import Batch, IterationResult, Phase, Progress, Request, Sink
+from orcaserve.core import USUAL, Batch, IterationResult, Phase, Progress, Request, Sink, Terms
 from orcaserve.schedule_log.format import KIND, SAME, VERSION, Settings, as_runs
 from orcaserve.scheduler.policies import Selection, Stop
 from orcaserve.scheduler.recorder import NOTHING, Standing
 
 FLUSH_BYTES, FLUSH_SECONDS = 32 * 1024, 0.25
 ENDLESS = 2**63  # bytes of a part that ends only when it is asked to
+MOST_CLIENTS = 65536  # that are known by their numbers; then they are numbered anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class ScheduleRecorder:
         self._live: dict[int, Request] = {}
         self._batches: dict[int, Batch] = {}  # in flight
         self._last: list[int] = []  # those of the batch that returned last, as far as they have not ended
+        self._clients: dict[str, int] = {}
+        self._n_clients = 0
         self._lock = threading.Lock()  # `close` comes from another thread
         self._closed = False
 
@@ -89,6 +92,9 @@ class ScheduleRecorder:
 
     def cancelled(self, request_id: int, time: float, news: Sequence[Progress]) -> None:
         self._events.append(lambda: self._add(f'["c",{self._at(time)},{request_id}{self._ends(news, ",")}]'))
+
+    def expired(self, news: Sequence[Progress], time: float) -> None:
+        self._events.append(lambda: self._add(f'["d",{self._at(time)}{self._ends(news, ",")}]'))
 
     def handed_out(self, batch: Batch, selection: Selection, n_reserved: int, n_used: int, time: float) -> None:
         self._events.append(lambda: self._handed_out(batch, selection, n_reserved, n_used, time))
@@ -129,9 +135,33 @@ class ScheduleRecorder:
 
     def _arrived(self, request: Request, time: float) -> None:
         self._live[request.id] = request
-        rest = f",{request.n_carried},{int(bool(request.stop_ids))}" if request.n_carried or request.stop_ids else ""
+        terms = self._terms(request.terms)
+        rest = ""
+        if request.n_carried or request.stop_ids or terms:
+            rest = f",{request.n_carried},{int(bool(request.stop_ids))}"
+        if terms:
+            rest += "," + json.dumps(terms, separators=(",", ":"))
         sizes = f"{request.n_input},{request.params.max_tokens}"
         self._add(f'["a",{self._at(time)},{request.id},{sizes}{rest}]')
+
+    def _terms(self, terms: Terms) -> dict[str, object]:
+        """Those that are not usual, with a number in place of the client's name."""
+        if terms is USUAL:
+            return {}
+        told: dict[str, object] = {"client": self._client(terms.client)} if terms.client else {}
+        for name in ("weight", "priority", "background", "timeout", "first_token"):
+            if (value := getattr(terms, name)) != getattr(USUAL, name):
+                told[name] = value
+        return told
+
+    def _client(self, name: str) -> int:
+        number = self._clients.get(name)
+        if number is None:
+            if len(self._clients) == MOST_CLIENTS:
+                self._clients.clear()
+            self._n_clients += 1
+            number = self._clients[name] = self._n_clients
+        return number
 
     def _handed_out(self, batch: Batch, selection: Selection, n_reserved: int, n_used: int, time: float) -> None:
         self._batches[batch.iteration] = batch
@@ -201,6 +231,7 @@ class ScheduleRecorder:
         if self._part > 1:
             header["live"] = [
                 [r.id, r.n_input, r.params.max_tokens, r.n_carried, int(bool(r.stop_ids)), len(r.output)]
+                + ([terms] if (terms := self._terms(r.terms)) else [])
                 for r in self._live.values()
             ]
             header["in_flight"] = [

@@ -183,9 +183,15 @@ class IterationLoop:
                 raise EngineError(message.message)
 
     def _submit_batches(self) -> None:
-        """Keep as many batches in flight as the engine has workers and the pool has work for."""
+        """Keep as many batches in flight as the engine has workers and the pool has work for. First, end who is late.
+
+        Deadlines need no clock of their own to wake this thread: as long as anybody is live, a batch is in flight.
+        """
+        started = self._clock()
+        if late := self._scheduler.expire(started):
+            self._record.expired(late, started)
+            self._news += late
         while True:
-            started = self._clock()
             batch = self._scheduler.next_batch(started)
             self._scheduler_seconds += self._clock() - started
             if batch is None:
@@ -193,6 +199,7 @@ class IterationLoop:
             self._engine.submit(batch)
             scheduler = self._scheduler
             self._record.handed_out(batch, scheduler.selection, scheduler.n_reserved, scheduler.n_used, started)
+            started = self._clock()
 
     def _change_watch(self, watcher: Watcher | None) -> None:
         if watcher is None:

@@ -21,6 +21,8 @@ from orcaserve.core import (
     RequestState,
     Scoring,
 )
+from orcaserve.core.errors import TIMED_OUT, TOO_LATE
+from orcaserve.scheduler.deadlines import Deadlines
 from orcaserve.scheduler.describe import describe_live
 from orcaserve.scheduler.kept_logprobs import KeptLogprobs, describe
 from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy, Selection
@@ -68,9 +70,13 @@ class Scheduler:
         self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
-        self._n_preempted = self._n_recomputed = 0
+        self._n_preempted = self._n_recomputed = self._n_late = 0
+        self._n_waiting_tokens = 0  # input tokens of those who hold no slots
+        self._deadlines = Deadlines(self._policy.seconds_to_begin)
+        self._overdue: set[int] = set()  # in flight, and past their timeout
         self._logprobs = KeptLogprobs()
         self._beginnings: dict[int, Began] = {}  # of requests that have begun, and of whom there was no news yet
+        self._untold: list[Request] = []  # preempted since the batch that was handed out last, for nobody who could run
         self.selection = Selection([])  # of the batch that was handed out last
 
     @property
@@ -106,6 +112,9 @@ class Scheduler:
             )
         request.arrival = now
         self._pool.add(request)
+        self._n_waiting_tokens += request.n_input
+        self._policy.added(request)
+        self._deadlines.add(request)
 
     def cancel(self, request_id: int) -> list[Progress]:
         """End a request early: at once if it is not running, else when its batch returns (reported by complete).
@@ -121,6 +130,26 @@ class Scheduler:
         news = self._end(request, FinishReason.CANCELLED)
         return [news] if request.ending is None else self._release()
 
+    def expire(self, now: float) -> list[Progress]:
+        """End who is too late: at once if it is not running, else when its batch returns (reported by complete).
+
+        That is whoever has not begun and cannot have its first token, or its end, in time any more; and whoever has
+        begun and should have ended. now: seconds, on the clock of `add`. Nothing to do if nobody has deadlines.
+        """
+        news = []
+        for request in self._deadlines.passed(now, self._has_begun):
+            if request.ending is not None or request.cancelled:
+                continue
+            if request.state is _RUNNING:
+                self._overdue.add(request.id)
+                continue
+            late = not self._has_begun(request)
+            self._n_late += late
+            ended = self._end(request, FinishReason.ERROR, error=TOO_LATE if late else TIMED_OUT)
+            if request.ending is None:
+                news.append(ended)
+        return news + self._release() if self._policy.holds_back else news
+
     def next_batch(self, now: float = 0.0) -> Batch | None:
         """The next iteration's batch; its requests are now RUNNING. None: n_workers in flight, or nobody can run.
 
@@ -132,12 +161,17 @@ class Scheduler:
         for request in selection.preempted:
             self._preempt(request)
         if not selection.requests:
+            self._untold += selection.preempted
             return None
+        if self._untold:
+            selection.preempted, self._untold = [*self._untold, *selection.preempted], []
         self.selection = selection
         self._n_batches += 1
         for request in selection.requests:
-            if request.state is _INITIATION and not request.n_iterations:
-                self._beginnings[request.id] = Began(now - request.arrival, self._ledger.used_by(request.id))
+            if request.state is _INITIATION:
+                self._n_waiting_tokens -= request.n_input
+                if not self._has_begun(request):
+                    self._beginnings[request.id] = Began(now - request.arrival, self._ledger.used_by(request.id))
         batch = Batch(self._n_batches, tuple(map(self._entry, selection.requests)), tuple(self._drops))
         self._drops.clear()
         for request in selection.requests:
@@ -153,6 +187,7 @@ class Scheduler:
         """
         batch, requests = self._take_oldest(result)
         self._ledger.fill(batch.entries)
+        self._policy.returned(batch, result.seconds)
         failures, news = result.failures, []
         any_told = result.logprobs or self._logprobs.waits
         told = self._logprobs.take_in(batch, result.logprobs) if any_told else None
@@ -162,6 +197,8 @@ class Scheduler:
                 continue
             if request.cancelled:
                 news.append(self._end(request, FinishReason.CANCELLED))
+            elif self._overdue and request.id in self._overdue:
+                news.append(self._end(request, FinishReason.ERROR, error=TIMED_OUT))
             elif request.id in failures:
                 news.append(self._end(request, FinishReason.ERROR, error=failures[request.id]))
             elif not entry.n_to_come:
@@ -221,6 +258,8 @@ class Scheduler:
             scheduler_seconds=scheduler_seconds,
             n_preempted=self._n_preempted,
             n_recomputed=self._n_recomputed,
+            n_waiting_tokens=self._n_waiting_tokens,
+            n_late=self._n_late,
         )
 
     def standing(self) -> Standing:
@@ -250,6 +289,8 @@ class Scheduler:
             assert request.state is RequestState.RUNNING or request.ending or not request.cancelled
             assert request.ending is None or self._policy.holds_back
             admitted += request.id in self._ledger
+        waiting = [request.n_input for request in self._pool if request.state is RequestState.INITIATION]
+        assert self._n_waiting_tokens == sum(waiting)
         assert admitted == len(self._ledger), "slots are reserved for a request that is gone"
         assert not any(request_id in self._ledger for request_id in self._drops)
         self._ledger.check()
@@ -284,6 +325,11 @@ class Scheduler:
         self._logprobs.forget(request.id)
         request.state = RequestState.INITIATION
         self._n_preempted += 1
+        self._n_waiting_tokens += request.n_input
+
+    def _has_begun(self, request: Request) -> bool:
+        """Whether it has ever been in a batch here."""
+        return request.state is not _INITIATION or request.n_iterations > 0 or request.id in self._beginnings
 
     def _take_oldest(self, result: IterationResult) -> tuple[Batch, list[Request]]:
         batch = self._in_flight[0][0] if self._in_flight else None
@@ -330,9 +376,14 @@ class Scheduler:
 
     def _leave(self, request: Request) -> None:
         """The one place where a request leaves: slots returned, K/V to be dropped, out of the pool."""
+        self._policy.left(request)
         if request.id in self._ledger:  # else no worker has heard of it, or it was told to drop it
             self._ledger.release(request.id)
             self._drops.append(request.id)
+        else:
+            self._n_waiting_tokens -= request.n_input
+        self._deadlines.forget(request.id)
+        self._overdue.discard(request.id)
         self._logprobs.forget(request.id)
         self._beginnings.pop(request.id, None)
         self._pool.remove(request.id)

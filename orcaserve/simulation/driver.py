@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from orcaserve.core import Batch, CannotFit, IterationResult, Request, SamplingParams
+from orcaserve.core import Batch, CannotFit, IterationResult, Progress, Request, SamplingParams
 from orcaserve.scheduler.scheduler import Scheduler
 from orcaserve.simulation.outcome import Life, Outcome
 from orcaserve.simulation.pipeline import Pipeline
@@ -43,18 +43,19 @@ class Driver:
     def run(self) -> Outcome:
         """Until every request has ended."""
         scheduler, pipeline = self._scheduler, self._pipeline
-        in_flight: deque[tuple[float, Batch]] = deque()
+        in_flight: deque[tuple[float, float, Batch]] = deque()  # end, beginning
         now, n_iterations = 0.0, 0
         while True:
+            self._hear(scheduler.expire(now), now)
             while (batch := scheduler.next_batch(now)) is not None:
-                in_flight.append((pipeline.submit(batch, now), batch))
+                in_flight.append((pipeline.submit(batch, now), now, batch))
             upcoming = self._upcoming
             if in_flight and (
                 len(in_flight) == scheduler.n_workers or upcoming is None or in_flight[0][0] < upcoming[1].time
             ):
-                now, batch = in_flight.popleft()
+                now, begun, batch = in_flight.popleft()
                 self._arrive(now)
-                self._complete(batch, now)
+                self._complete(batch, now, now - begun)
                 n_iterations += 1
                 if self._on_progress is not None and n_iterations % PROGRESS_EVERY == 0:
                     self._on_progress(n_iterations, self._n_ended)
@@ -76,9 +77,8 @@ class Driver:
             short = arrival.n_output < arrival.asked
             stops = _STOPS if short else frozenset()
             try:
-                self._scheduler.add(
-                    Request(request_id, range(arrival.n_input), _params(arrival.asked), stops), arrival.time
-                )
+                prompt, params = range(arrival.n_input), _params(arrival.asked)
+                self._scheduler.add(Request(request_id, prompt, params, stops, terms=arrival.terms), arrival.time)
             except CannotFit as refusal:
                 life.refused = refusal.message
                 self._n_ended += 1
@@ -87,14 +87,21 @@ class Driver:
                     self._last_position[request_id] = arrival.n_input + arrival.n_output - 2
             self._upcoming = next(self._arrivals, None)
 
-    def _complete(self, batch: Batch, now: float) -> None:
+    def _complete(self, batch: Batch, now: float, seconds: float) -> None:
+        """seconds: since it was handed out; with several workers about what each of its stages took, times their
+        number, and each is told its share."""
         tokens = self._tokens(batch) if self._last_position else [0] * len(batch.entries)
+        result = IterationResult(batch.iteration, tokens, seconds=seconds / self._scheduler.n_workers)
+        self._hear(self._scheduler.complete(result), now)
+
+    def _hear(self, progress: Sequence[Progress], now: float) -> None:
         lives, n_ended = self._lives, 0
-        for news in self._scheduler.complete(IterationResult(batch.iteration, tokens)):
+        for news in progress:
             if news.token is not None:
                 lives[news.request_id].token_times.append(now)
             if news.finish_reason is not None:
-                assert news.error is None, news.error
+                if news.error is not None:  # it was too late
+                    lives[news.request_id].refused = news.error
                 self._last_position.pop(news.request_id, None)
                 n_ended += 1
         self._n_ended += n_ended

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from orcaserve.core import ConfigError, FinishReason
-from orcaserve.schedule_log.format import Arrived, Cancelled, End, HandedOut, Known, Log, Over, Returned
+from orcaserve.schedule_log.format import Arrived, Cancelled, End, Expired, HandedOut, Known, Log, Over, Returned
 from orcaserve.scheduler.policies import PolicySettings, make_policy
 from orcaserve.simulation.outcome import Life, Outcome
 from orcaserve.simulation.profile import ProfiledCost, Sample, fit_cost
@@ -54,7 +54,7 @@ def read_recorded(log: Log) -> Recorded:
     zero = lives[0][1].arrival.time
     moved = [
         Life(
-            Arrival(life.arrival.time - zero, life.arrival.n_input, life.arrival.n_output, life.arrival.max_tokens),
+            replace(life.arrival, time=life.arrival.time - zero),
             [time - zero for time in life.token_times],
         )
         for _, life in lives
@@ -103,7 +103,7 @@ class _Walk:
                     self.known[known.id], self.arrived[known.id] = known, time
                     self.token_times[known.id], self._fed[known.id] = [], 0
                     self._n_tokens[known.id] = 0
-                case Cancelled(time, _, ends) | Over(time, ends):
+                case Cancelled(time, _, ends) | Expired(time, ends) | Over(time, ends):
                     self._end(time, ends)
                 case HandedOut():
                     self._hand_out(event)
@@ -165,4 +165,4 @@ def _arrival(walk: _Walk, request_id: int) -> Arrival:
     n_output = asked if end is None else end.n_output - known.carried
     time = max(walk.arrived[request_id], 0.0)
     free = known.may_stop or (end is not None and end.why is not FinishReason.LENGTH)
-    return Arrival(time, known.n_input + known.carried, n_output, asked if free else None)
+    return Arrival(time, known.n_input + known.carried, n_output, asked if free else None, known.terms)

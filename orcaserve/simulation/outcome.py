@@ -17,7 +17,7 @@ SHARES = (0.5, 0.9, 0.99)
 class Life:
     """One request's life. token_times: when each of its tokens was handed over, in seconds since the workload's start.
 
-    refused: why it was turned away at the door, or None; such a request has no tokens.
+    refused: why it was turned away at the door, or ended by its deadline; None: it was served.
     """
 
     arrival: Arrival

@@ -11,12 +11,14 @@ from orcaserve.schedule_log.format import (
     Cancelled,
     End,
     Event,
+    Expired,
     HandedOut,
     Known,
     Log,
     Over,
     Piece,
     Returned,
+    Settings,
 )
 from orcaserve.scheduler.policies import PolicySettings, make_policy
 from orcaserve.scheduler.scheduler import Scheduler
@@ -41,8 +43,7 @@ def reproduce(log: Log) -> Reproduction:
     events, n_left_out = _from_rest(log)
     settings = log.settings
     ends = {end.id: end for event in events for end in _ends_of(event)}
-    made_of = PolicySettings(settings.n_workers, settings.longest, settings.microbatch_size, settings.shortest_first)
-    policy = make_policy(settings.policy, made_of)
+    policy = make_policy(settings.policy, policy_settings(settings))
     if policy.holds_back:  # who has ended, but was not told so before the log ends, is not known
         last = max((i for i, event in enumerate(events) if _ends_of(event)), default=-1)
         events = events[: last + 1]
@@ -64,19 +65,41 @@ def reproduce(log: Log) -> Reproduction:
                     return Reproduction(n_same, difference, n_left_out)
                 in_flight[event.number] = batch
                 n_same += 1
-            case Returned(_, number, _, _, failing):
+            case Expired(_, ended):  # a clock decided that, and no schedule
+                for end in ended:
+                    scheduler.cancel(end.id)
+            case Returned(_, number, took, ended, failing):
                 batch = in_flight.pop(number)
                 tokens = [_token(requests[entry.request_id], ends.get(entry.request_id)) for entry in batch.entries]
-                failures = dict.fromkeys(failing, "failed")
-                scheduler.complete(IterationResult(number - first + 1, tokens, failures))
+                overdue = [end.id for end in ended if end.why is FinishReason.ERROR]
+                failures = dict.fromkeys([*failing, *overdue], "failed")
+                scheduler.complete(IterationResult(number - first + 1, tokens, failures, took))
             case Over():
                 break
     return Reproduction(n_same, None, n_left_out)
 
 
+def policy_settings(settings: Settings) -> PolicySettings:
+    """What the log's policy was made of."""
+    return PolicySettings(
+        settings.n_workers,
+        settings.longest,
+        settings.microbatch_size,
+        settings.shortest_first,
+        fairness=settings.fairness,
+        batched_tokens=settings.batched_tokens,
+        target_itl=settings.target_itl,
+    )
+
+
 def _from_rest(log: Log) -> tuple[Sequence[Event], int]:
-    """The events from where nobody was live, and how many requests that leaves out. Of a whole log: all."""
+    """The events from where nobody was live, and how many requests that leaves out. Of a whole log: all.
+
+    With a target, none of one that has lost its beginning: decisions rest on all iterations before them.
+    """
     live = {known.id for known, _ in log.live}
+    if log.settings.target_itl is not None and not log.whole:
+        return (), len(live) + sum(isinstance(event, Arrived) for event in log.events)
     n_left_out = len(live)
     for i, event in enumerate(log.events):
         if not live:
@@ -89,12 +112,13 @@ def _from_rest(log: Log) -> tuple[Sequence[Event], int]:
 
 
 def _ends_of(event: Event) -> Sequence[End]:
-    return event.ends if isinstance(event, Returned | Cancelled | Over) else ()
+    return event.ends if isinstance(event, Returned | Cancelled | Expired | Over) else ()
 
 
 def _request(known: Known) -> Request:
     params = SamplingParams(max_tokens=known.asked)
-    return Request(known.id, range(known.n_input), params, frozenset({STOP}), output=[0] * known.carried)
+    stops, output = frozenset({STOP}), [0] * known.carried
+    return Request(known.id, range(known.n_input), params, stops, terms=known.terms, output=output)
 
 
 def _token(request: Request, end: End | None) -> int:

@@ -19,7 +19,7 @@ from orcaserve.workload import Arrival
 class Setting:
     """cost: of an iteration, which also says how many batches are in flight. The quantities of Algorithm 1: n_slots and
     max_bs. longest: tokens of the longest request that the model can run. policy: by its name, with what is
-    request-level's alone; see orcaserve/scheduler/policies/registry.py.
+    request-level's or iteration-level's alone; see orcaserve/scheduler/policies/registry.py.
     """
 
     cost: CostModel
@@ -30,6 +30,9 @@ class Setting:
     policy: str = "iteration-level"
     microbatch_size: int | None = None
     shortest_first: bool = True
+    fairness: str = "none"
+    batched_tokens: int | None = None
+    target_itl: float | None = None
 
     def check(self) -> None:
         """Raises ConfigError if the policy could run nothing at all."""
@@ -56,6 +59,7 @@ class Setting:
             return arrivals[request.id].n_output if arrivals else request.params.max_tokens
 
         settings = PolicySettings(
-            self.cost.n_workers, self.longest, self.microbatch_size, self.shortest_first, n_output
+            self.cost.n_workers, self.longest, self.microbatch_size, self.shortest_first, n_output, self.fairness,
+            self.batched_tokens, self.target_itl,
         )  # fmt: skip
         return make_policy(self.policy, settings)

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ScheduleLogConfig, SchedulerConfig
-from orcaserve.core import IterationReport, Request, SamplingParams
+from orcaserve.core import USUAL, IterationReport, Request, SamplingParams, Terms
 from orcaserve.engine.host import EngineHost
 
 LONGEST = 64
@@ -29,6 +29,7 @@ def run_logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
         seed: int = 0,
         pauses: float = 0.1,
         only_read: float = 0.0,
+        terms: Callable[[random.Random], Terms] = lambda rng: USUAL,
     ) -> Path:
         path = tmp_path_factory.mktemp("log") / "run.log"
         config = EngineConfig(
@@ -46,7 +47,7 @@ def run_logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
                 if only_read and rng.random() < only_read:
                     params = SamplingParams(max_tokens=0, prompt_logprobs=1)
                 prompt = [rng.randrange(256) for _ in range(rng.randint(1, 30))]
-                host.submit([Request(i, prompt, params, frozenset(range(2, 12)), seed=i)])
+                host.submit([Request(i, prompt, params, frozenset(range(2, 12)), seed=i, terms=terms(rng))])
                 if rng.random() < 0.1:
                     host.cancel([rng.randint(0, i)])
                 if rng.random() < pauses:  # else they come in bursts

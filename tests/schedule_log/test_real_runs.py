@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orcaserve.config import POLICY_NAMES, PolicyName, SchedulerConfig
-from orcaserve.core import ConfigError, FinishReason
+from orcaserve.core import ConfigError, FinishReason, Terms
 from orcaserve.schedule_log.explain import overview, tell
-from orcaserve.schedule_log.format import Arrived, HandedOut, Over, Returned
+from orcaserve.schedule_log.format import Arrived, Expired, HandedOut, Over, Returned
 from orcaserve.schedule_log.reader import read_log
 from orcaserve.schedule_log.rotating_file import part_path
 from orcaserve.scheduler.policies import Stop
@@ -55,6 +57,55 @@ def test_requests_that_are_only_read(run_logged: Run, policy: PolicyName) -> Non
 def test_request_level_in_microbatches(run_logged: Run) -> None:
     log = read_log(run_logged(SchedulerConfig(6, "request-level", 2, "whole")))
     assert reproduce(log).difference is None
+
+
+CLIENTS = ["", "sk-secret-1", "10.0.0.7"]
+
+
+def _any_terms(rng: random.Random) -> Terms:
+    return Terms(
+        client=rng.choice(CLIENTS),
+        weight=rng.choice([1.0, 2.5]),
+        priority=rng.choice([0, 0, 0, -1, 3]),
+        background=rng.random() < 0.3,
+        timeout=rng.choice([None, 0.004, 30.0]),
+        first_token=rng.choice([None, 0.003, 30.0]),
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fairness": "tokens"},
+        {"max_num_batched_tokens": 12},
+        {"target_itl": 0.001},
+        {"fairness": "tokens", "max_num_batched_tokens": 20, "target_itl": 0.002},
+    ],
+)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_runs_on_all_terms(run_logged: Run, settings: dict[str, Any], seed: int) -> None:
+    """Bounds, also such as rest on what iterations took, order among clients, background and deadlines: all of it
+    comes out again of what the log says; and the log does not say who the clients are."""
+    config = SchedulerConfig(5, **settings)
+    path = run_logged(config, n_requests=120, n_slots=160, seed=seed, pauses=0.3, terms=_any_terms)
+    text = path.read_text()
+    assert "secret" not in text and "10.0.0.7" not in text and '"client":2' in text
+    log = read_log(path)
+    batches = [event for event in log.events if isinstance(event, HandedOut)]
+    found = reproduce(log)
+    assert (found.n_same, found.difference) == (len(batches), None)
+    known = [event.request.terms for event in log.events if isinstance(event, Arrived)]
+    assert {terms.client for terms in known} == {"", "1", "2"} and {terms.weight for terms in known} == {1.0, 2.5}
+    assert any(isinstance(event, Expired) for event in log.events), "nobody was late"
+    if settings.keys() == {"max_num_batched_tokens"}:
+        assert any(piece.n_to_come for batch in batches for piece in batch.initiations)
+    overview(log, 60)
+    for event in log.events:
+        if isinstance(event, Arrived):
+            tell(log, event.request.id)
+    other = replace(log, settings=replace(log.settings, batched_tokens=5, target_itl=None))
+    assert reproduce(other).difference is not None
+    read_recorded(log)
 
 
 def test_other_settings_give_another_order(run_logged: Run) -> None:

@@ -326,18 +326,18 @@ class TestStatus:
         assert scheduler.status() == EngineStatus()
         for i, n_input in enumerate([3, 20, 4]):
             scheduler.add(new_request(i, n_input=n_input, max_tokens=2), 0.0)
-        assert scheduler.status() == EngineStatus(n_waiting=3, n_live=3)
+        assert scheduler.status() == EngineStatus(n_waiting=3, n_live=3, n_waiting_tokens=27)
         batch = scheduler.next_batch()
         assert batch is not None
-        assert scheduler.status() == EngineStatus(n_waiting=1, n_live=3, n_reserved=48)
+        assert scheduler.status() == EngineStatus(n_waiting=1, n_live=3, n_reserved=48, n_waiting_tokens=4)
         scheduler.complete(back(batch))
         assert scheduler.status() == EngineStatus(
             iteration=1, n_running=2, n_waiting=1, n_live=3, n_reserved=48, n_used=23, batch_tokens=23,
-            batch_initiations=2,
+            batch_initiations=2, n_waiting_tokens=4,
         )  # fmt: skip
         run(scheduler)
         assert scheduler.status() == EngineStatus(
-            iteration=2, n_running=2, n_waiting=1, n_live=1, batch_tokens=2
+            iteration=2, n_running=2, n_waiting=1, n_live=1, batch_tokens=2, n_waiting_tokens=4
         )  # fmt: skip
 
     def test_invariants_are_really_checked(self, new_request: Any) -> None:

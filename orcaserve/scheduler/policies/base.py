@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from orcaserve.core import Request
+from orcaserve.core import Batch, Request
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
@@ -21,6 +21,7 @@ class Stop(Enum):
     SLOTS_LACK = "slots"
     OTHER_CELL = "cell"  # those who wait need another computation
     BATCH_FIXED = "fixed"  # they wait for the end of the whole batch
+    BOUND_REACHED = "tokens"  # the iteration has all the input tokens that it may, or that there is time for
 
 
 @dataclass(slots=True)
@@ -65,6 +66,19 @@ class SchedulingPolicy(ABC):
     def piece(self, request: Request, n_left: int) -> int:
         """How many of the n_left input tokens of a chosen request's initiation this iteration is to have: 1 or more."""
         return n_left
+
+    def added(self, request: Request) -> None:  # noqa: B027 - most have nothing to do
+        """It is in the pool now, as the latest arrival."""
+
+    def left(self, request: Request) -> None:  # noqa: B027
+        """It is about to leave the pool, and to lose its slots if it has any."""
+
+    def returned(self, batch: Batch, seconds: float) -> None:  # noqa: B027
+        """The batch is back; the device took so long, or 0: nobody measured. Its requests are still as they were."""
+
+    def seconds_to_begin(self, request: Request) -> float:
+        """What the initiation of a request that waits would take, as far as the policy can tell; 0: it cannot."""
+        return 0.0
 
     def released(self) -> Sequence[Request]:
         """After a batch has returned, if news is held back: whose time has come. All of them have ended."""

@@ -1,0 +1,63 @@
+"""IterationBound: how much of the initiations an iteration may have."""
+
+from __future__ import annotations
+
+from orcaserve.scheduler.iteration_cost import IterationCost, Shape
+
+LEAST = 16  # tokens that whoever is first is given in every iteration, whatever they take
+UNSEEN = 64  # tokens of initiations in an iteration before any was measured
+GROWTH = 2  # times as many as were ever measured: further, a line is not trusted
+
+
+class IterationBound:
+    """n_tokens: most input tokens of an iteration. seconds: that it is to take, as far as `cost` can tell. None: any.
+
+    Increments are counted and never refused. What is left is granted to initiations one after the other. Whoever is
+    first is granted LEAST tokens even if the iteration will take too long for it (as far as n_tokens allows), so that a
+    target which cannot be met stops nobody.
+    """
+
+    def __init__(self, n_tokens: int | None, seconds: float | None, cost: IterationCost) -> None:
+        self._n_tokens = n_tokens
+        self._microseconds = None if seconds is None else seconds * 1e6
+        self._cost = cost
+        self._n_left = 0
+        self._shape = Shape()
+        self._closed = False
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has to know the context of increments."""
+        return self._microseconds is not None
+
+    def open(self, n_increments: int, context: int) -> None:
+        """Another iteration, which has these increments already."""
+        self._n_left = 2**62 if self._n_tokens is None else self._n_tokens - n_increments
+        self._closed = self._n_left <= 0
+        if self._microseconds is not None:
+            self._shape = Shape(n_increments, context)
+
+    @property
+    def reached(self) -> bool:
+        """Nothing more is granted in this iteration."""
+        return self._closed
+
+    def grant(self, n: int, position: int) -> int:
+        """Of the n tokens that an initiation wants, from a position on: how many it is given, at most once each. The
+        bound is reached if it is not all of them."""
+        given = min(n, self._n_left)
+        if self._microseconds is not None:
+            given = min(given, self._in_time(position))
+            self._shape.add(given, position)
+        self._n_left -= given
+        self._closed = given < n or self._n_left <= 0 or (self._microseconds is not None and self._room(0) <= 0)
+        return given
+
+    def _in_time(self, position: int) -> int:
+        """1 at least: the bound would be reached if not even a token at position 0 were left."""
+        return max(self._room(position), 1 if self._shape.n_fed else LEAST)
+
+    def _room(self, position: int) -> int:
+        assert self._microseconds is not None
+        cost, shape = self._cost, self._shape
+        return min(cost.room(shape, position, self._microseconds), max(UNSEEN, GROWTH * cost.most_fed) - shape.n_fed)

@@ -1,0 +1,218 @@
+"""ManyUsers: the paper's Select for many users: bounded iterations, an order of its own, and work in the background."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+
+from orcaserve.core import Batch, Request, RequestState
+from orcaserve.scheduler.iteration_bound import IterationBound
+from orcaserve.scheduler.iteration_cost import IterationCost, Shape
+from orcaserve.scheduler.order import Order
+from orcaserve.scheduler.policies.base import Selection, Stop
+from orcaserve.scheduler.policies.even_batches import EvenBatches
+from orcaserve.scheduler.request_pool import RequestPool
+from orcaserve.scheduler.slot_ledger import SlotLedger
+
+_INITIATION, _INCREMENT = RequestState.INITIATION, RequestState.INCREMENT
+_RUNNING = RequestState.RUNNING
+
+
+class Lane:
+    """Requests of one kind: who waits, in whose order, and who has slots, in order of admission."""
+
+    def __init__(self, order: Order) -> None:
+        self.waiting = order
+        self.admitted: OrderedDict[int, Request] = OrderedDict()
+
+    def ready(self) -> Iterator[Request]:
+        """Of the admitted, those who are not in a batch in flight."""
+        return (request for request in self.admitted.values() if request.state is not _RUNNING)
+
+    def admit(self, request: Request) -> None:
+        self.waiting.admit(request)
+        self.admitted[request.id] = request
+
+    def preempt(self, request: Request) -> None:
+        del self.admitted[request.id]
+        self.waiting.put_back(request)
+
+    def leave(self, request: Request) -> None:
+        self.admitted.pop(request.id, None)
+        self.waiting.leave(request)
+
+
+class ManyUsers(EvenBatches):
+    """As EvenBatches, whose schedule it is to the byte when there is no bound, everybody comes in order of arrival, and
+    all requests have the usual terms. Beside that:
+
+    Who holds K/V is chosen first, in order of admission; then those who wait, in the order of `foreground`, never past
+    the one whose turn it is.
+
+    bound: an iteration's input tokens. Increments are never left out for it; initiations are fed in pieces of what it
+    leaves. Whoever was admitted earlier and is not in flight is fed all it lacks before anybody later is fed. With one
+    batch in flight, and in order of arrival, that is: who came earlier has been fed wholly before a later one is fed
+    anything, and has been given at least as many tokens.
+
+    Requests of the background are chosen with what the others leave, and admitted when none of these waits. For a
+    place in a batch, or for tokens of a bounded iteration, they pause. For slots the latest admitted lose theirs and
+    start anew later, if that makes room. So what is chosen of the others is what would be chosen if there were no
+    background, but for what is in flight: they wait for at most the batches that were handed out before they came.
+    """
+
+    def __init__(
+        self, n_workers: int, foreground: Order, background: Order, bound: IterationBound | None, cost: IterationCost
+    ) -> None:
+        """bound: None: none. cost: learns here what iterations take, if somebody wants to know."""
+        super().__init__(n_workers)
+        self._front, self._back = Lane(foreground), Lane(background)
+        self._bound, self._cost = bound, cost
+        self._learns = bound is not None and bound.is_timed
+        self._pieces: dict[int, int] = {}  # of the requests chosen last: input tokens of an initiation
+
+    def added(self, request: Request) -> None:
+        self._lane(request).waiting.add(request)
+        if request.terms.first_token is not None or request.terms.timeout is not None:
+            self._learns = True
+
+    def left(self, request: Request) -> None:
+        self._lane(request).leave(request)
+
+    def returned(self, batch: Batch, seconds: float) -> None:
+        if self._learns:
+            self._cost.learn(Shape.of(batch.entries), round(seconds * 1e6))
+
+    def seconds_to_begin(self, request: Request) -> float:
+        """Its initiation with nobody beside it, in one iteration: it will not take less."""
+        shape = Shape()
+        shape.add(request.n_input + len(request.output), 0)
+        return self._cost.predict(shape) * self._n_workers / 1e6
+
+    def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> Selection:
+        max_bs = self._share(pool, ledger, max_bs)
+        selection = Selection([])
+        self._pieces.clear()
+        self._go_on(ledger, max_bs, selection)
+        self._begin(self._front, ledger, max_bs, selection)
+        if self._back.admitted:
+            self._fill_up(ledger, max_bs, selection)
+        if selection.stop is Stop.NOBODY_WAITS and not selection.preempted:
+            self._begin(self._back, ledger, max_bs, selection)
+        return selection
+
+    def piece(self, request: Request, n_left: int) -> int:
+        return self._pieces.get(request.id, n_left)
+
+    def check(self, pool: RequestPool) -> None:
+        """Everybody is where it belongs. (What is promised of their order is not to be seen in the pool.)"""
+        for lane in (self._front, self._back):
+            waiting = {request.id for request in lane.waiting}
+            assert len(waiting) == len(lane.waiting) and not waiting & lane.admitted.keys()
+        for request in pool:
+            lane = self._lane(request)
+            assert (request.id in lane.admitted) == (request.state is not _INITIATION)
+        assert len(pool) == sum(len(lane.waiting) + len(lane.admitted) for lane in (self._front, self._back))
+
+    def _lane(self, request: Request) -> Lane:
+        return self._back if request.terms.background else self._front
+
+    def _go_on(self, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
+        """Those in front who have been admitted: all increments, and of initiations what the bound leaves."""
+        chosen = list(islice(self._front.ready(), max_bs))
+        if self._bound is None:
+            selection.requests = chosen
+            return
+        increments = [request for request in chosen if request.state is _INCREMENT]
+        context = sum(ledger.used_by(request.id) for request in increments) if self._bound.is_timed else 0
+        self._bound.open(len(increments), context)
+        if len(increments) < len(chosen):
+            chosen = [each for each in chosen if each.state is _INCREMENT or self._feed(each, ledger)]
+        selection.requests = chosen
+
+    def _begin(self, lane: Lane, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
+        """Those who wait, as far as there are places, tokens and slots."""
+        batch, bound = selection.requests, self._bound
+        while (request := lane.waiting.first()) is not None:
+            if len(batch) >= max_bs:
+                selection.stop = Stop.BATCH_FULL
+                return
+            if bound is not None and bound.reached:
+                selection.stop = Stop.BOUND_REACHED
+                return
+            n = self.reservation(request)
+            if not ledger.fits(request, n) and not (lane is self._front and self._give_way(request, ledger, selection)):
+                selection.stop, selection.n_lacking = Stop.SLOTS_LACK, ledger.lacking(request, n)
+                return
+            ledger.reserve(request, n)
+            lane.admit(request)
+            self._feed(request, ledger)
+            batch.append(request)
+
+    def _fill_up(self, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
+        """Those in the background who have been admitted, with what is left. If they are alone, as if in front."""
+        batch, bound = selection.requests, self._bound
+        alone = not batch
+        chosen = list(islice(self._back.ready(), max(max_bs - len(batch), 0)))
+        if bound is None:
+            batch += chosen
+            return
+        increments = [request for request in chosen if request.state is _INCREMENT]
+        if alone:
+            context = sum(ledger.used_by(request.id) for request in increments) if bound.is_timed else 0
+            bound.open(len(increments), context)
+        batch += [
+            each
+            for each in chosen
+            if (self._add_increment(each, ledger, alone) if each.state is _INCREMENT else self._feed(each, ledger))
+        ]
+
+    def _add_increment(self, request: Request, ledger: SlotLedger, counted: bool) -> bool:
+        assert self._bound is not None
+        return counted or (not self._bound.reached and self._bound.grant(1, ledger.used_by(request.id)) == 1)
+
+    def _feed(self, request: Request, ledger: SlotLedger) -> bool:
+        """Grant its initiation some tokens, in this iteration; False if none are left."""
+        if self._bound is None:
+            return True
+        if self._bound.reached:
+            return False
+        position = ledger.used_by(request.id)
+        n = self._bound.grant(request.n_input + len(request.output) - position, position)
+        self._pieces[request.id] = n
+        return n > 0
+
+    def _give_way(self, request: Request, ledger: SlotLedger, selection: Selection) -> bool:
+        """Take slots from the background, the latest admitted first, if they make room for the request. False if they
+        do not, or not yet: some are in flight."""
+        if not self._back.admitted:
+            return False
+        n = self.reservation(request)
+        if ledger.lacking(request, n) > self._held_behind(ledger):
+            return False
+        taken = list(selection.preempted)
+        for latest in reversed(list(self._back.ready())):
+            if ledger.fits(request, n):
+                break
+            ledger.release(latest.id)
+            self._back.preempt(latest)
+            taken.append(latest)
+        selection.preempted = taken
+        return ledger.fits(request, n)
+
+    def _held_behind(self, ledger: SlotLedger) -> int:
+        """Slots that the background holds."""
+        return sum(ledger.whole_pages(self.reservation(request)) for request in self._back.admitted.values())
+
+    def _n_admissible(self, pool: RequestPool, ledger: SlotLedger, most: int) -> int:
+        """Those in front count as if the background held nothing; it counts if they all do."""
+        n, held = 0, self._held_behind(ledger)
+        free = ledger.n_slots - ledger.n_reserved + held
+        for lane, taken in ((self._front, 0), (self._back, held)):
+            free -= taken
+            for request in lane.waiting:
+                free -= ledger.whole_pages(self.reservation(request))
+                if n >= most or free < 0:
+                    return n
+                n += 1
+        return n
