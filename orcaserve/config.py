@@ -82,6 +82,11 @@ class KVConfig:
             _check_at_least("--kv-cache-memory-bytes", self.memory_bytes, 1)
 
 
+def may_share_prefixes(policy: str) -> bool:
+    """Whether requests may share keys and values under this policy. All others are there to be compared with."""
+    return policy == "iteration-level"
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Quantities of Algorithm 1 that a user sets. n_slots comes from the K/V region, n_workers from the engine.
@@ -89,14 +94,19 @@ class SchedulerConfig:
     policy: who chooses the next batch: docs/scheduling.md.
     microbatch_size, first_iteration: of request-level alone. None: a batch is not cut, and begins as FasterTransformer
     has it begin.
+    prefix_caching: requests share keys and values of equal beginnings; of iteration-level alone (docs/prefix_reuse.md).
     """
 
     max_bs: int = 64
     policy: PolicyName = "iteration-level"
     microbatch_size: int | None = None
     first_iteration: FirstIteration | None = None
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
+        if self.prefix_caching and not may_share_prefixes(self.policy):
+            text = f"{self.policy} is a system to compare with, which shares nothing: only iteration-level does"
+            raise ConfigError("--enable-prefix-caching", text)
         _check_at_least("--max-num-seqs", self.max_bs, 1)
         _check_choice("--scheduling-policy", self.policy, POLICY_NAMES)
         if self.first_iteration is not None:

@@ -25,6 +25,7 @@ from orcaserve.config import (
     RayConfig,
     ScheduleLogConfig,
     SchedulerConfig,
+    may_share_prefixes,
 )
 from orcaserve.core import InvalidRequest, SamplingParams
 from orcaserve.core.errors import ConfigError
@@ -140,6 +141,22 @@ def _add_scheduling_arguments(parser: argparse.ArgumentParser) -> None:
         help="request-level: shortest: the batch begins with as many tokens of each prompt as the shortest has, and "
         "feeds the rest one by one, as FasterTransformer does; whole: every prompt at once (default: shortest)",
     )
+
+
+def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of verbs that serve; what measures the paper's system has none."""
+    group = parser.add_argument_group("prefix reuse")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="prompts that begin alike share keys and values, which are kept as long as there is room for them "
+        "(docs/prefix_reuse.md); default: with iteration-level, the only policy that can",
+    )
+
+
+def _shares_prefixes(args: argparse.Namespace) -> bool:
+    asked: bool | None = getattr(args, "enable_prefix_caching", False)
+    return may_share_prefixes(args.scheduling_policy) if asked is None else asked
 
 
 def add_schedule_log_arguments(parser: argparse.ArgumentParser) -> None:
@@ -295,6 +312,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
             policy=args.scheduling_policy,
             microbatch_size=args.microbatch_size,
             first_iteration=args.first_iteration,
+            prefix_caching=_shares_prefixes(args),
         ),
         parallel=_parallel_config(args),
         nodes=nodes_config(args),

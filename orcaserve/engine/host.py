@@ -28,6 +28,7 @@ from orcaserve.schedule_log.recorder import ScheduleRecorder
 from orcaserve.schedule_log.rotating_file import RotatingFile
 from orcaserve.scheduler.loop import IterationLoop
 from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
+from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.scheduler.scheduler import Scheduler
 from orcaserve.worker.executor import DeviceExecutor
 
@@ -56,7 +57,8 @@ class EngineHost:
         """Raises ConfigError if the policy could run nothing at all, or the schedule log cannot be made."""
         settings = settings or SchedulerConfig()
         policy = _policy(settings, facts, engine.n_workers)
-        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy)
+        prefixes = PrefixCache(page_size, facts.shareable) if settings.prefix_caching else None
+        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy, prefixes)
         self._record = _recorder(log, settings, facts, scheduler, page_size)
         self.facts = facts
         self._engine = engine

@@ -71,6 +71,7 @@ class Metrics(Collector):
         self.prompt_tokens = 0
         self.generation_tokens = 0
         self.ignored_fields = 0
+        self.begun_tokens = self.cached_tokens = 0  # of prompts that have begun; of those, what was there already
         self.requests_started = 0
         self.finished: Counter[str] = Counter()  # choices, by finish reason
         self.refused: Counter[str] = Counter()  # requests, by error code
@@ -96,6 +97,11 @@ class Metrics(Collector):
         self.iteration_tokens.observe(status.batch_tokens)
         self.iteration_requests.observe(status.n_running)
         self.iteration_seconds.observe(status.iteration_seconds)
+
+    def on_begin(self, n_input: int, n_cached: int) -> None:
+        """Called when a choice has had its first iteration."""
+        self.begun_tokens += n_input
+        self.cached_tokens += n_cached
 
     def on_restart(self, replica: int) -> None:
         """Called when another engine has taken the place of one that is gone; it counts its iterations anew."""
@@ -130,6 +136,7 @@ class Metrics(Collector):
             ("orcaserve_kv_slots", "size of the K/V regions (n_slots)", n_slots),
             ("orcaserve_kv_slots_reserved", "slots reserved by admitted requests", n_reserved),
             ("orcaserve_kv_slots_used", "slots that hold keys and values", sum(status.n_used for status in statuses)),
+            ("orcaserve_kv_slots_kept", "slots of prefixes that no live request uses", sum(s.n_kept for s in statuses)),
             ("vllm:kv_cache_usage_perc", "reserved share of the K/V regions, 0 to 1", n_reserved / n_slots),
             ("orcaserve_max_batch_size", "most requests in one batch (max_bs)", facts.max_bs),
             ("orcaserve_last_iteration_age_seconds", "time since an iteration returned", age),
@@ -142,6 +149,9 @@ class Metrics(Collector):
             ("vllm:prompt_tokens", "prompt tokens of admitted requests", self.prompt_tokens),
             ("orcaserve_generation_tokens", "generated tokens", self.generation_tokens),
             ("vllm:generation_tokens", "generated tokens", self.generation_tokens),
+            ("orcaserve_prefix_cached_tokens", "prompt tokens whose keys and values were there", self.cached_tokens),
+            ("vllm:prefix_cache_queries", "prompt tokens that were looked for", self.begun_tokens),
+            ("vllm:prefix_cache_hits", "prompt tokens whose keys and values were there", self.cached_tokens),
             ("orcaserve_requests_started", "choices handed to the engine", self.requests_started),
             ("orcaserve_ignored_fields", "request fields without effect", self.ignored_fields),
             ("orcaserve_iterations", "iterations of all engines", iterations),

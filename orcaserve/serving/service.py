@@ -117,6 +117,7 @@ class Choice:
         self.request = request
         self.text = text
         self.over = False
+        self.n_cached = 0  # of its prompt's tokens, those whose keys and values were there already
         self._service = service
         self._audience = audience
         self._arrival = arrival
@@ -161,6 +162,9 @@ class Choice:
 
     def _read(self, news: Progress) -> str:
         """New text. Raises EngineError if the request has failed."""
+        if news.began is not None and not self.text.n_tokens:  # else it goes on in a new engine
+            self.n_cached = news.began.n_cached
+            self._service.metrics.on_begin(self.request.n_input, self.n_cached)
         if news.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             raise EngineError(news.error or ENGINE_LOST)  # CANCELLED without our asking: the engine is being stopped
         if news.token is not None:
