@@ -46,6 +46,7 @@ def encode_iteration(batch: Batch) -> wire.Iteration:
         kept=[
             wire.Kept(request_id=k.request_id, first_page=k.first_page, first_block=k.first_block, n=k.n)
             for k in batch.kept
+            if k.n
         ],
         evicted=batch.evicted,
     )

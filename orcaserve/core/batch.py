@@ -47,12 +47,15 @@ class Kept:
     """Pages of a request that are full once the iteration has run: they become blocks, which others may share.
 
     n pages of its page table, from first_page on; the blocks' ids are first_block and those that follow.
+    twin: for who keeps the record: the page after them holds what this block of somebody else holds, so neither it nor
+    any later page of the request becomes a block. 0: none.
     """
 
     request_id: int
     first_page: int
     first_block: int
     n: int
+    twin: int = 0
 
 
 @dataclass(slots=True)

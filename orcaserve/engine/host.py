@@ -190,5 +190,7 @@ def _recorder(
         microbatch_size=settings.microbatch_size,
         shortest_first=settings.first_iteration != "whole",
         model=facts.model_name,
+        prefix_caching=settings.prefix_caching,
+        shareable=facts.shareable if settings.prefix_caching else None,
     )
     return ScheduleRecorder(made_of, RotatingFile(log.path, log.n_files), log.part_bytes)

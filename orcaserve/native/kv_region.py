@@ -56,7 +56,7 @@ class KVRegion:
         )
 
     def copy_page(self, source: int, target: int) -> None:
-        """Everything in one page to another, in all layers: whatever a request wants of it, and what nobody looks at."""
+        """All of a page to another one, in all layers: what a request wants of it, and what nobody will look at."""
         for array in (self.keys, self.values, self.key_scales, self.value_scales):
             if array is not None:
                 array[:, target] = array[:, source]

@@ -122,15 +122,18 @@ class PrefixCache:
                     self._idle[block.id] = block
         return n
 
-    def add(self, request: Request, path: list[Block], end: int, batch: int) -> bool:
-        """The request's pages behind its path, up to token index `end`, become blocks, which it uses. False: one is there
-        already, made by somebody else, and the path ends before it."""
+    def add(self, request: Request, path: list[Block], end: int, batch: int) -> Block | None:
+        """The request's pages behind its path, up to token index `end`, become blocks, which it uses. Where one is there
+        already, made by somebody else, the path ends before it and it is returned; or, if that is gone, the block at the
+        end of the path."""
         if end // self.page_size <= len(path) or (self.limit is not None and end > self.limit):
-            return True
+            return None
         above = path[-1] if path else self._root(request.terms.cache_salt)
+        if above.gone:
+            return above
         for key in self._keys(request, len(path), end // self.page_size):
-            if key in above.children or above.gone:
-                return False
+            if (twin := above.children.get(key)) is not None:
+                return twin
             block = Block(self._next_id, above, key, batch)
             self._next_id += 1
             self.n_blocks += 1
@@ -138,7 +141,7 @@ class PrefixCache:
             above.children[key] = above.latest[key[:TOKEN_BYTES]] = block
             path.append(block)
             above = block
-        return True
+        return None
 
     def withdraw(self, block: Block) -> None:
         """Nobody finds this block and those below it any more. Those that nobody uses are evicted."""

@@ -112,13 +112,15 @@ class SlotLedger:
         path = self._paths[request.id]
         before = len(path)
         own = self._own_used(request.id)
-        if not self._prefixes.add(request, path, end, batch):
+        twin = self._prefixes.add(request, path, end, batch)
+        if twin is not None:
             self._closed.add(request.id)
         n = len(path) - before
-        if n == 0:
+        if n:
+            self.n_used += n * self.page_size + self._own_used(request.id) - own
+        elif twin is None or twin.gone:
             return None
-        self.n_used += n * self.page_size + self._own_used(request.id) - own
-        return Kept(request.id, before, path[before].id, n)
+        return Kept(request.id, before, path[before].id if n else 0, n, 0 if twin is None or twin.gone else twin.id)
 
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         """Their tokens lie in slots now. These were reserved: this is why no iteration can lack memory."""

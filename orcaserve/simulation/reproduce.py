@@ -19,7 +19,9 @@ from orcaserve.schedule_log.format import (
     Returned,
 )
 from orcaserve.scheduler.policies import PolicySettings, make_policy
+from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.scheduler.scheduler import Scheduler
+from orcaserve.simulation.recorded_texts import RecordedTexts
 
 STOP = 1  # the token that ends a request early; all others are 0
 
@@ -46,7 +48,11 @@ def reproduce(log: Log) -> Reproduction:
     if policy.holds_back:  # who has ended, but was not told so before the log ends, is not known
         last = max((i for i, event in enumerate(events) if _ends_of(event)), default=-1)
         events = events[: last + 1]
-    scheduler = Scheduler(settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy)
+    prefixes = PrefixCache(settings.page_size, settings.shareable) if settings.prefix_caching else None
+    if prefixes is not None and not log.whole:  # what was kept from before it begins is not known
+        return Reproduction(0, None, n_left_out)
+    scheduler = Scheduler(settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy, prefixes)
+    texts = RecordedTexts(events, settings.page_size) if prefixes is not None else None
     requests: dict[int, Request] = {}
     in_flight: dict[int, Batch] = {}
     first = next((event.number for event in events if isinstance(event, HandedOut)), 1)
@@ -54,7 +60,7 @@ def reproduce(log: Log) -> Reproduction:
     for event in events:
         match event:
             case Arrived(time, known):
-                requests[known.id] = _request(known)
+                requests[known.id] = _request(known, texts)
                 scheduler.add(requests[known.id], time)
             case Cancelled(_, request_id):
                 scheduler.cancel(request_id)
@@ -66,7 +72,9 @@ def reproduce(log: Log) -> Reproduction:
                 n_same += 1
             case Returned(_, number, _, _, failing):
                 batch = in_flight.pop(number)
-                tokens = [_token(requests[entry.request_id], ends.get(entry.request_id)) for entry in batch.entries]
+                tokens = [
+                    _token(requests[entry.request_id], ends.get(entry.request_id), texts) for entry in batch.entries
+                ]
                 failures = dict.fromkeys(failing, "failed")
                 scheduler.complete(IterationResult(number - first + 1, tokens, failures))
             case Over():
@@ -92,14 +100,24 @@ def _ends_of(event: Event) -> Sequence[End]:
     return event.ends if isinstance(event, Returned | Cancelled | Over) else ()
 
 
-def _request(known: Known) -> Request:
-    params = SamplingParams(max_tokens=known.asked)
-    return Request(known.id, range(known.n_input), params, frozenset({STOP}), output=[0] * known.carried)
+def _request(known: Known, texts: RecordedTexts | None) -> Request:
+    if texts is None:
+        params = SamplingParams(max_tokens=known.asked)
+        return Request(known.id, range(known.n_input), params, frozenset({STOP}), output=[0] * known.carried)
+    # Who has taken nothing had no chance to, or takes nothing on principle, as those who ask for log-probabilities.
+    params = SamplingParams(max_tokens=known.asked, prompt_logprobs=None if known.id in texts.takers else 0)
+    text = texts.text(known.id, known.n_input + known.carried)
+    return Request(
+        known.id, text[: known.n_input], params, frozenset({STOP}), output=text[known.n_input :]
+    )  # fmt: skip
 
 
-def _token(request: Request, end: End | None) -> int:
-    stops = end is not None and end.why is FinishReason.STOP and len(request.output) + 1 == end.n_output
-    return STOP if stops else 0
+def _token(request: Request, end: End | None, texts: RecordedTexts | None) -> int:
+    if end is not None and end.why is FinishReason.STOP and len(request.output) + 1 == end.n_output:
+        return STOP
+    if texts is None:
+        return 0
+    return texts.text(request.id, request.n_input + len(request.output) + 1)[-1]
 
 
 def _difference(event: HandedOut, batch: Batch | None) -> str | None:
@@ -112,7 +130,7 @@ def _difference(event: HandedOut, batch: Batch | None) -> str | None:
         more, less = sorted(ids - set(event.ids)), sorted(set(event.ids) - ids)
         return f"{where}: with {more or 'nobody'} more and {less or 'nobody'} less than recorded"
     pieces = [
-        Piece(entry.request_id, len(entry.tokens), entry.n_to_come)
+        Piece(entry.request_id, len(entry.tokens), entry.n_to_come, len(entry.prefix.tokens) if entry.prefix else 0)
         for entry in batch.entries
         if entry.phase is Phase.INITIATION
     ]

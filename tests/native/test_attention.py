@@ -343,7 +343,7 @@ def test_a_prompt_gets_the_same_bits_whole_and_in_pieces(
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize(
     ("n_first", "n_pages", "tails"),
-    [(40, 2, [1, 8, 70]), (16, 1, [1]), (700, 40, [1, 30, 1]), (1100, 68, [1, 60, 600]), (33, 2, [1] * 12)],
+    [(40, 2, [1, 8, 70]), (17, 1, [1, 30, 31]), (700, 40, [1, 30, 1]), (1100, 68, [1, 60, 600]), (33, 2, [1] * 12)],
 )
 def test_pages_that_a_request_of_the_same_iteration_fills(
     isa: str, storage: str, n_first: int, n_pages: int, tails: list[int]

@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, SchedulerConfig
 from orcaserve.core import Batch, BatchEntry, FinishReason, Kept, Phase, Prefix, Request, SamplingParams, Terms
-from orcaserve.scheduler import Scheduler
+from orcaserve.scheduler import RequestPool, Scheduler
 from orcaserve.scheduler.policies import SchedulingPolicy
 from orcaserve.scheduler.policies.even_batches import EvenBatches
 from orcaserve.scheduler.policies.overcommit import Overcommit
@@ -36,6 +37,9 @@ LONG = [rng.randrange(3, 250) for _ in range(1200)]  # goes through the layers i
 class Pieces(EvenBatches):
     def piece(self, request: Request, n_left: int) -> int:
         return min(n_left, 45)
+
+    def check(self, pool: RequestPool) -> None:
+        """Who has a shorter prompt is through sooner."""
 
 
 @dataclass
@@ -84,9 +88,9 @@ class Rig:
                 told.n_cached = news.began.n_cached
             if news.logprobs is not None:
                 if news.logprobs.token is not None:
-                    told.logprobs += news.logprobs.token.logprobs
+                    told.logprobs.append(news.logprobs.token.logprob)
                 if news.logprobs.prompt:
-                    told.prompt += [each.logprobs[0] for each in news.logprobs.prompt]
+                    told.prompt += [each.logprob for each in news.logprobs.prompt]
             told.end = news.finish_reason
         self.scheduler.check_invariants()
         return batch
@@ -126,14 +130,20 @@ def test_outputs_are_those_without_reuse(tiny_model: Path, form: str) -> None:
     alone, sharing = Rig(tiny_model, form, False), Rig(tiny_model, form, True)
     conversations(alone)
     conversations(sharing)
-    assert sharing.outputs() == alone.outputs()
+    if form == "reference":  # PyTorch rounds a row by how many there are beside it
+        for id, (tokens, logprobs, prompt) in alone.outputs().items():
+            other = sharing.outputs()[id]
+            assert other[0] == tokens and np.allclose(other[1], logprobs, atol=1e-4)
+            assert np.allclose(other[2], prompt, atol=1e-4)
+    else:
+        assert sharing.outputs() == alone.outputs()
     assert {told.n_cached for told in alone.told.values()} == {0}
     cached = {id: told.n_cached for id, told in sharing.told.items()}
     assert cached[0] == 0 and cached[1] == cached[2] == 96, "who comes with the first one shares what it makes"
     assert cached[5] == cached[6] == 32, "the last token of a prompt is computed"
     assert cached[7] == 0 and cached[18] == 0
-    for i in range(5):  # the answers are there but for their last token
-        assert cached[10 + i] == len(SYSTEM) + (1 + 7 * i) + 7
+    for i in range(5):  # full pages of prompt and answer, but for its last token; or what is alike in somebody else's
+        assert cached[10 + i] == max((len(SYSTEM) + (1 + 7 * i) + 7) // PAGE * PAGE, len(SYSTEM))
     assert cached[17] == 55
     assert 80 <= cached[19] < 99
     assert cached[21] == 1088 and cached[22] == 688 and cached[23] == 1184
@@ -158,7 +168,7 @@ def test_in_pieces_and_after_preemption(tiny_model: Path, form: str, policy: str
     assert sharing.outputs() == alone.outputs()
     assert sharing.scheduler.status().n_cached > 0
     if policy == "overcommit":
-        assert alone.scheduler.status().n_preempted > sharing.scheduler.status().n_preempted
+        assert alone.scheduler.status().n_recomputed > sharing.scheduler.status().n_recomputed > 0
 
 
 def test_with_few_slots_prefixes_go_and_requests_do_not_wait_longer(tiny_model: Path) -> None:
@@ -182,9 +192,7 @@ def test_goes_on_in_a_new_engine(tiny_model: Path) -> None:
     new.add(1, SYSTEM, n=20, output=whole.told[1].tokens[:9])
     new.run()
     assert whole.told[1].tokens[:9] + new.told[1].tokens == whole.told[1].tokens
-    assert new.told[1].n_cached == 99 + (0 if whole.told[1].tokens[:1] != new.told[0].tokens[:1] else 1) or (
-        new.told[1].n_cached >= 96
-    )
+    assert new.told[1].n_cached >= 96
 
 
 def test_a_block_that_the_worker_does_not_know_fails_that_request_alone(tiny_model: Path) -> None:

@@ -38,7 +38,7 @@ class KVRegion:
         return self.keys[layer, page, slot], self.values[layer, page, slot]
 
     def copy_page(self, source: int, target: int) -> None:
-        """Everything in one page to another, in all layers: whatever a request wants of it, and what nobody looks at."""
+        """All of a page to another one, in all layers: what a request wants of it, and what nobody will look at."""
         self.keys[:, target] = self.keys[:, source]
         self.values[:, target] = self.values[:, source]
 
