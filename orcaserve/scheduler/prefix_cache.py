@@ -123,9 +123,11 @@ class PrefixCache:
         return n
 
     def add(self, request: Request, path: list[Block], end: int, batch: int) -> Block | None:
-        """The request's pages behind its path, up to token index `end`, become blocks, which it uses. Where one is there
-        already, made by somebody else, the path ends before it and it is returned; or, if that is gone, the block at the
-        end of the path."""
+        """The request's pages behind its path, up to token index `end`, become blocks, which it uses.
+
+        Where one is there already, made by somebody else, the path ends before it, and it is returned; or, if that is
+        gone, the block at the end of the path.
+        """
         if end // self.page_size <= len(path) or (self.limit is not None and end > self.limit):
             return None
         above = path[-1] if path else self._root(request.terms.cache_salt)

@@ -105,7 +105,7 @@ class SlotLedger:
         return Prefix(blocks, _tokens(request, n)) if n else None
 
     def keep(self, request: Request, end: int, batch: int) -> Kept | None:
-        """The request's tokens up to index `end` will be in their slots once the batch has run: full pages of them become
+        """The request's tokens up to index `end` are in their slots once the batch has run: full pages of them become
         blocks, which whoever is looked at from now on may find."""
         if not self._prefixes or request.id in self._closed:
             return None
@@ -154,8 +154,8 @@ class SlotLedger:
         return next(reversed(self._reserved))
 
     def used_by(self, request_id: int) -> int:
-        """Slots of the request that hold a token: the token index of its next input token. Of one that was just reserved
-        for: the tokens that others have computed."""
+        """Slots of the request that hold a token: the token index of its next input token. Of one that was only just
+        reserved for: the tokens that others have computed."""
         return self._used[request_id]
 
     def release(self, request_id: int) -> None:

@@ -196,8 +196,8 @@ class Reply(ABC):
         return sum(choice.n_cached for choice in prompts.values())
 
     def _usage(self) -> dict[str, Any]:
-        """prompt_tokens counts each prompt once, and of what was there before its first choice; completion_tokens counts
-        all choices, also those not in the answer."""
+        """prompt_tokens counts each prompt once, and cached_tokens what its first choice found; completion_tokens
+        counts all choices, also those not in the answer."""
         prompt, completion = self._plan.n_prompt, sum(text.n_tokens for _, text in self._plan.choices)
         return {
             "prompt_tokens": prompt,

@@ -19,9 +19,8 @@ from orcaserve.schedule_log.format import (
     Returned,
 )
 from orcaserve.scheduler.policies import PolicySettings, make_policy
-from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.scheduler.scheduler import Scheduler
-from orcaserve.simulation.recorded_texts import RecordedTexts
+from orcaserve.simulation.recorded_texts import RecordedPrefixes, RecordedTexts
 
 STOP = 1  # the token that ends a request early; all others are 0
 
@@ -48,7 +47,7 @@ def reproduce(log: Log) -> Reproduction:
     if policy.holds_back:  # who has ended, but was not told so before the log ends, is not known
         last = max((i for i, event in enumerate(events) if _ends_of(event)), default=-1)
         events = events[: last + 1]
-    prefixes = PrefixCache(settings.page_size, settings.shareable) if settings.prefix_caching else None
+    prefixes = RecordedPrefixes(settings.page_size, settings.shareable) if settings.prefix_caching else None
     if prefixes is not None and not log.whole:  # what was kept from before it begins is not known
         return Reproduction(0, None, n_left_out)
     scheduler = Scheduler(settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy, prefixes)
@@ -65,6 +64,8 @@ def reproduce(log: Log) -> Reproduction:
             case Cancelled(_, request_id):
                 scheduler.cancel(request_id)
             case HandedOut(time):
+                if prefixes is not None:
+                    prefixes.taken = {taken.id: taken for taken in event.taken}
                 batch = scheduler.next_batch(time)
                 if (difference := _difference(event, batch)) is not None or batch is None:
                     return Reproduction(n_same, difference, n_left_out)
@@ -115,9 +116,7 @@ def _request(known: Known, texts: RecordedTexts | None) -> Request:
 def _token(request: Request, end: End | None, texts: RecordedTexts | None) -> int:
     if end is not None and end.why is FinishReason.STOP and len(request.output) + 1 == end.n_output:
         return STOP
-    if texts is None:
-        return 0
-    return texts.text(request.id, request.n_input + len(request.output) + 1)[-1]
+    return 0 if texts is None else texts.token(request.id, request.n_input + len(request.output))
 
 
 def _difference(event: HandedOut, batch: Batch | None) -> str | None:

@@ -1,7 +1,7 @@
 """Scheduler and K/V manager side by side, with requests that share prefixes, down to what lies in every slot.
 
-What is written to a slot is the whole text up to its token. So whoever reads a page that was given to somebody else, that
-is not filled yet, that was written over or that belongs to another salt finds another text than its own.
+What is written to a slot is the whole text up to its token. So whoever reads a page that was given to somebody else,
+that is not filled yet, that was written over or that belongs to another salt finds another text than its own.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ TestSharedPages.settings = settings(
 
 
 def test_twenty_thousand_events() -> None:
-    """Random settings with all verbs mixed: prefixes are shared in every way there is, and slots lack most of the time."""
+    """Random settings, all verbs mixed: prefixes are shared in every way there is, and slots lack most of the time."""
     rng = random.Random(7)
     totals = dict.fromkeys(("shared", "copied", "together"), 0)
     for _ in range(20):

@@ -348,8 +348,8 @@ def test_a_prompt_gets_the_same_bits_whole_and_in_pieces(
 def test_pages_that_a_request_of_the_same_iteration_fills(
     isa: str, storage: str, n_first: int, n_pages: int, tails: list[int]
 ) -> None:
-    """The first request fills pages; the page tables of the others begin with some of them. Each gets the bits that it has
-    with pages of its own, on any number of threads: nobody reads before all is written."""
+    """The first request fills pages; the page tables of the others begin with some of them. Each gets the bits that it
+    has with pages of its own, on any number of threads: nobody reads before all is written."""
     native.set_isa(isa)
     n_shared = 16 * n_pages
     width = (9 + 2 * 3) * 64

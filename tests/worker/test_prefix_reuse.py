@@ -104,7 +104,7 @@ class Rig:
 
 
 def conversations(rig: Rig) -> None:
-    """Together, one after the other, with turns that begin with the answers before, inside of pages and at their ends."""
+    """Together, one after the other, with turns that begin with the answers before, inside of pages and at ends."""
     for i in range(5):
         rig.add(i, SYSTEM + [10 + i] * (1 + 7 * i))
     rig.add(5, SYSTEM[:48])  # ends where a page ends
@@ -113,8 +113,8 @@ def conversations(rig: Rig) -> None:
     rig.run()
     for i in range(5):
         rig.add(10 + i, SYSTEM + [10 + i] * (1 + 7 * i) + rig.told[i].tokens + [40 + i] * 9, n=20)
-    rig.add(17, SYSTEM[:55] + [9, 9, 9], repetition_penalty=1.7)
-    rig.add(18, SYSTEM[:90] + [8], prompt_logprobs=0)
+    rig.add(17, [*SYSTEM[:55], 9, 9, 9], repetition_penalty=1.7)
+    rig.add(18, [*SYSTEM[:90], 8], prompt_logprobs=0)
     rig.step()
     rig.add(19, SYSTEM[:99], salt="other", presence_penalty=0.9)
     rig.run()
