@@ -84,8 +84,8 @@ class KVManager:
     def begin(
         self, request_id: int, blocks: Sequence[int], copied: int = 0, n_copied: int = 0
     ) -> tuple[int, int] | None:
-        """The page table of a new request begins with these known blocks. n_copied: tokens that follow, copied from block
-        `copied`: returns from which page to which, before anything is written to either."""
+        """The page table of a new request begins with these known blocks. n_copied: tokens that follow, copied from
+        block `copied`: returns from which page to which, before anything is written to either."""
         assert request_id not in self._pages, "a request begins once"
         pages = [self._blocks[block] for block in blocks]
         if n_copied:
