@@ -27,8 +27,10 @@ class Block:
         self.id, self.parent, self.key, self.batch = id, parent, key, batch
         self.n_users = 0
         self.gone = False
-        self.children: dict[bytes, Block] = {}
-        self.latest: dict[bytes, Block] = {}
+        self.children = self.latest = _NONE
+
+
+_NONE: dict[bytes, Block] = {}  # of most blocks nothing follows, and dictionaries are large
 
 
 class PrefixCache:
@@ -140,6 +142,8 @@ class PrefixCache:
             self._next_id += 1
             self.n_blocks += 1
             block.n_users = 1
+            if above.children is _NONE:
+                above.children, above.latest = {}, {}
             above.children[key] = above.latest[key[:TOKEN_BYTES]] = block
             path.append(block)
             above = block
