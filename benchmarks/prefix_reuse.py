@@ -18,6 +18,7 @@ import os
 import random
 import signal
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -129,10 +130,10 @@ def measure(args: argparse.Namespace) -> dict[str, list[Round]]:
         flags += ["--model", args.model]
     rounds: dict[str, list[Round]] = {"with": [], "without": []}
     with ExitStack() as stack:
-        servers = {
-            "with": stack.enter_context(serving(flags)),
-            "without": stack.enter_context(serving([*flags, "--no-enable-prefix-caching"])),
-        }
+        servers = {}
+        for name, own in (("with", []), ("without", ["--no-enable-prefix-caching"])):
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            servers[name] = stack.enter_context(serving([*flags, *own, "--files-dir", folder]))
         models = {
             name: httpx.get(f"{server.base}/v1/models").json()["data"][0]["id"] for name, server in servers.items()
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments
+from orcaserve.cli.options import add_model_arguments, add_prefix_arguments, add_schedule_log_arguments, engine_config
 from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig, ScheduleLogConfig, SchedulerConfig
 from orcaserve.core import ConfigError
 
@@ -24,6 +24,14 @@ MODEL = ModelConfig(Path("m"), "m")
         ({"policy": "request-level", "first_iteration": "half"}, "--first-iteration: must be one of shortest, whole"),
         ({"policy": "request-level", "microbatch_size": 0}, "--microbatch-size: must be an integer of 1 or more"),
         ({"policy": "request-level", "max_bs": 4, "microbatch_size": 5}, "must be at most --max-num-seqs, 4"),
+        (
+            {"policy": "orca-max", "prefix_caching": True},
+            "--enable-prefix-caching: orca-max is .* only iteration-level",
+        ),
+        (
+            {"policy": "overcommit", "prefix_caching": True},
+            "--enable-prefix-caching: overcommit is a system to compare",
+        ),
     ],
 )
 def test_schedulers(settings: dict[str, object], what: str) -> None:
@@ -56,6 +64,30 @@ def test_they_survive_the_way_to_a_child() -> None:
     )
     assert EngineConfig.from_json(config.to_json()) == config
     assert EngineConfig.from_json(EngineConfig(MODEL).to_json()) == EngineConfig(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", True),
+        ("--no-enable-prefix-caching", False),
+        ("--enable-prefix-caching", True),
+        ("--scheduling-policy cellular", False),
+    ],
+)
+def test_prefixes_are_shared_where_that_is_served_and_can_be(tiny_model: Path, flags: str, expected: bool) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, positional=True)
+    add_prefix_arguments(parser)
+    config = engine_config(parser.parse_args([str(tiny_model), *flags.split()]))
+    assert config.scheduler.prefix_caching == expected
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+def test_what_measures_the_papers_system_shares_nothing(tiny_model: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, positional=True)
+    assert not engine_config(parser.parse_args([str(tiny_model)])).scheduler.prefix_caching
 
 
 def test_flags() -> None:
