@@ -2,7 +2,7 @@
 
 Two real servers with the same settings, one of them with --no-enable-prefix-caching, answer the same conversations in
 turns: all of them ask at once, and each again with the answer so far as soon as it is through. Texts are new in every
-round, so that nothing is found from the round before; the other server is stopped meanwhile. Time to first token counts
+round, so that nothing is found from the round before; the other server sleeps meanwhile. Time to first token counts
 from a conversation's second request on, and for all requests but the first conversation's first.
 
     python benchmarks/prefix_reuse.py [--conversations 16] [--turns 3] [--system 1000] [--question 40] [--gen 64]
@@ -14,9 +14,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
 import statistics
 import tempfile
 import time
@@ -109,15 +107,6 @@ async def one_round(server: Server, model: str, args: argparse.Namespace, seed: 
     return found
 
 
-def stop_and_go(server: Server, signum: signal.Signals) -> None:
-    """The server and its engine."""
-    children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
-    with open(children) as file:
-        pids = [server.process.pid, *map(int, file.read().split())]
-    for pid in pids:
-        os.kill(pid, signum)
-
-
 def measure(args: argparse.Namespace) -> dict[str, list[Round]]:
     longest = args.system + args.turns * (args.question + args.gen)
     flags = [
@@ -140,14 +129,7 @@ def measure(args: argparse.Namespace) -> dict[str, list[Round]]:
         for number in range(-1, args.rounds):  # the first one warms up
             order = list(servers) if number % 2 else list(reversed(servers))
             for name in order:
-                others = [server for other, server in servers.items() if other != name]
-                for other in others:
-                    stop_and_go(other, signal.SIGSTOP)
-                try:
-                    found = asyncio.run(one_round(servers[name], models[name], args, 100 + number))
-                finally:
-                    for other in others:
-                        stop_and_go(other, signal.SIGCONT)
+                found = asyncio.run(one_round(servers[name], models[name], args, 100 + number))
                 if number >= 0:
                     rounds[name].append(found)
     return rounds

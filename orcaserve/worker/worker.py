@@ -126,11 +126,12 @@ class Worker:
 
     def _fault(self, entry: BatchEntry) -> str | None:
         """Why this entry cannot be run, fit to show to a client, or None. Checked before: this is the last line."""
-        if not (min(entry.tokens) >= 0 and max(entry.tokens) < self.facts.vocab_size):
+        prefix = entry.prefix
+        tokens = entry.tokens if prefix is None else [*prefix.tokens, *entry.tokens]
+        if not (min(tokens) >= 0 and max(tokens) < self.facts.vocab_size):
             return f"a token id lies outside 0..{self.facts.vocab_size - 1}"
         if entry.position + len(entry.tokens) > self.facts.context_length:
             return f"the context length of {self.facts.context_length} tokens is exceeded"
-        prefix = entry.prefix
         if self._kv.n_tokens(entry.request_id) != (entry.position if prefix is None else 0):
             return "the tokens of this request were lost"
         if prefix is not None and not self._knows(prefix):
