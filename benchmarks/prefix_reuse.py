@@ -92,12 +92,12 @@ async def converse(
         ids += await ask(client, model, ids, n, turn, into)
 
 
-async def one_round(server: Server, model: str, args: argparse.Namespace, seed: int) -> Round:
+async def one_round(server: Server, model: str, args: argparse.Namespace, seed: int, n_conversations: int) -> Round:
     rng = random.Random(seed)
     system = [rng.randrange(100, 40000) for _ in range(args.system)]
     texts = [
         [[rng.randrange(100, 40000) for _ in range(args.question)] for _ in range(args.turns)]
-        for _ in range(args.conversations)
+        for _ in range(n_conversations)
     ]
     found = Round()
     async with httpx.AsyncClient(base_url=server.base, timeout=None) as client:
@@ -129,7 +129,8 @@ def measure(args: argparse.Namespace) -> dict[str, list[Round]]:
         for number in range(-1, args.rounds):  # the first one warms up
             order = list(servers) if number % 2 else list(reversed(servers))
             for name in order:
-                found = asyncio.run(one_round(servers[name], models[name], args, 100 + number))
+                n = args.conversations if number >= 0 else 1
+                found = asyncio.run(one_round(servers[name], models[name], args, 100 + number, n))
                 if number >= 0:
                     rounds[name].append(found)
     return rounds
