@@ -13,7 +13,10 @@ arrival, with the lengths of the paper's trace (input U(32, 512), output U(1, 12
 
 An iteration of `users` also asks who is too late, as the loop does.
 
-    python benchmarks/scheduler_cost.py [--json]
+With --prefix-caching the scheduler shares prefixes: prompts begin with the same 48 tokens, and the rest is their own.
+Then it is also told what it takes to find the 992 tokens that a prompt of 1,000 shares.
+
+    python benchmarks/scheduler_cost.py [--prefix-caching] [--json]
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ from dataclasses import asdict, dataclass
 from orcaserve.core import USUAL, Batch, IterationResult, Request, SamplingParams, Terms
 from orcaserve.scheduler import Scheduler
 from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
+from orcaserve.scheduler.prefix_cache import PrefixCache
 
 MAX_BS = 32
 PAGE_SIZE = 16
 LONGEST = 512 + 128  # tokens of the trace's longest request
 MEAN = 272 + 128 // 2
+SHARED = 48
 POOL_SIZES = (10, 100, 1_000, 10_000)
 ITERATION_SECONDS = 0.009  # the yardstick: a batch of 32 with int8 weights on 2 cores
 LIMIT_PERCENT = 1.0
@@ -60,18 +65,21 @@ class Row:
 
 
 class Arrivals:
-    """The paper's trace, without end. The prompts share one list: the scheduler does not read them."""
+    """The paper's trace, without end. The prompts share one list, unless the scheduler reads them."""
 
-    def __init__(self, seed: int, users: bool) -> None:
-        self._users = users
+    def __init__(self, seed: int, users: bool, distinct: bool) -> None:
+        self._users, self._distinct = users, distinct
         self._rng = random.Random(seed)
         self._n = 0
         self._prompt = [1] * LONGEST
+        self._distinct = distinct
 
     def __next__(self) -> Request:
         self._n += 1
         params = SamplingParams(max_tokens=self._rng.randint(1, 128))
         prompt = self._prompt[: self._rng.randint(32, 512)]
+        if self._distinct:
+            prompt[SHARED:] = [self._rng.randrange(50_000) for _ in prompt[SHARED:]]
         return Request(self._n, prompt, params, terms=self._terms() if self._users else USUAL)
 
     def _terms(self) -> Terms:
@@ -86,10 +94,26 @@ class Arrivals:
         )
 
 
-def measure(case: str, pool_size: int, iterations: int) -> Row:
+def microseconds_to_find(n_tokens: int = 1000) -> float:
+    """Of the blocks that a prompt of so many tokens shares with one before it; the median."""
+    prefixes = PrefixCache(PAGE_SIZE)
+    prompt = [random.randrange(50_000) for _ in range(n_tokens)]
+    prefixes.add(Request(0, prompt, SamplingParams()), [], n_tokens, 1)
+    seconds = []
+    for i in range(500):
+        request = Request(i, list(prompt), SamplingParams())
+        started = time.perf_counter()
+        found = prefixes.find(request, ())
+        seconds.append(time.perf_counter() - started)
+        assert len(found) == (n_tokens - 1) // PAGE_SIZE
+    return round(statistics.median(seconds) * 1e6, 1)
+
+
+def measure(case: str, pool_size: int, iterations: int, caching: bool) -> Row:
     n_slots, n_workers = CASES[case]
-    scheduler = Scheduler(n_slots, MAX_BS, n_workers, PAGE_SIZE, _policy(case, n_workers))
-    arrivals = Arrivals(seed=pool_size, users=case == "users")
+    prefixes = PrefixCache(PAGE_SIZE) if caching else None
+    scheduler = Scheduler(n_slots, MAX_BS, n_workers, PAGE_SIZE, _policy(case, n_workers), prefixes)
+    arrivals = Arrivals(pool_size, case == "users", caching)
     for _ in range(pool_size):
         scheduler.add(next(arrivals), now=0.0)
     in_flight: list[Batch] = []
@@ -143,6 +167,7 @@ def _policy(case: str, n_workers: int) -> SchedulingPolicy:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Cost of one iteration's scheduling (next_batch + complete).")
     parser.add_argument("--iterations", type=int, default=5_000, help="measured iterations of each row")
+    parser.add_argument("--prefix-caching", action="store_true", help="share prefixes")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args()
 
@@ -150,17 +175,22 @@ def main() -> int:
     for case in CASES:
         for pool_size in POOL_SIZES:
             gc.collect()
-            rows.append(measure(case, pool_size, args.iterations))
+            rows.append(measure(case, pool_size, args.iterations, args.prefix_caching))
     # Growth: the largest queue against the smallest pool that fills the batch in every case.
     growth = {
         case: round(by_size[10_000] / by_size[100], 2)
         for case in CASES
         for by_size in [{row.pool: row.total_us / row.batch for row in rows if row.case == case}]
     }
+    finding = microseconds_to_find() if args.prefix_caching else None
     within = all(row.percent < LIMIT_PERCENT for row in rows)
     if args.json:
         facts = {"python": platform.python_version(), "max_bs": MAX_BS, "iteration_ms": ITERATION_SECONDS * 1e3}
-        print(json.dumps({**facts, "rows": [asdict(row) for row in rows], "growth": growth, "within": within}))
+        print(
+            json.dumps(
+                {**facts, "rows": [asdict(row) for row in rows], "growth": growth, "find_us": finding, "within": within}
+            )
+        )
     else:
         share = f"% of {ITERATION_SECONDS * 1e3:g} ms"
         print(f"| waiting for | pool | batch | next_batch us | complete us | both us | p99 us | {share} |")
@@ -173,6 +203,8 @@ def main() -> int:
         print()
         for case, ratio in growth.items():
             print(f"{case}: cost per request of the batch with 10,000 in the pool / with 100 = {ratio:.2f}")
+        if finding is not None:
+            print(f"finding the 992 tokens that a prompt of 1,000 shares: {finding} us")
         print(f"below {LIMIT_PERCENT:g} % of an iteration in every row: {'yes' if within else 'NO'}")
     return 0 if within else 1
 

@@ -60,17 +60,18 @@ class Attention {
       for (int64_t i = 0; i < n_splits * a_.n_kv_heads; ++i) counters_[i] = 0;
 
     // Every member begins with the blocks whose rows it has in its cache, and then helps the others.
-    if (any_cut) {
+    const bool early = any_cut || it_.shares;
+    if (early) {
       for (int i = 0; i < team.size(); ++i) {
         const int queue = (member + i) % team.size();
         const Span span = queue_of(queue, team.size());
-        int64_t n = span.end - span.begin;  // without the blocks behind the last that is cut
-        while (n > 0 && !is_cut(it_, it_.blocks[span.begin + n - 1])) --n;
+        int64_t n = span.end - span.begin;  // without the blocks behind the last that appends early
+        while (n > 0 && !appends_early(it_.blocks[span.begin + n - 1])) --n;
         for (int64_t u; (u = team.take_from(queue)) < n * a_.n_kv_heads;)
-          append_cut(Unit(a_, span.begin * a_.n_kv_heads + u));
+          append_early(Unit(a_, span.begin * a_.n_kv_heads + u));
       }
     }
-    if (any_cut || clears) team.barrier(member);
+    if (early || clears) team.barrier(member);
 
     for (int i = 0; i < team.size(); ++i) {
       const int queue = (member + i) % team.size();
@@ -115,11 +116,14 @@ class Attention {
     }
   }
 
-  // The same for a block whose request has others: runs of kStrip keys that begin in it, so that no two members write
-  // to neighbouring bytes.
-  void append_cut(const Unit& u) {
+  // Others read what the block appends: other blocks of its request, or, where pages are shared, other requests.
+  bool appends_early(const Block& b) const { return it_.shares || is_cut(it_, b); }
+
+  // The same before anybody reads. Of a block whose request has others: runs of kStrip keys that begin in it, so that no
+  // two members write to neighbouring bytes; of any other block this is all that it has.
+  void append_early(const Unit& u) {
     const Block& b = *u.block;
-    if (!is_cut(it_, b)) return;
+    if (!appends_early(b)) return;
     const int context = it_.contexts[b.request], end = u.seen + b.n - 1;
     const int last = context + it_.starts[b.request + 1] - it_.starts[b.request];
     const int from = b.first == 0 ? context : round_up(context + b.first), to = least(last, round_up(end));
@@ -155,7 +159,7 @@ class Attention {
   }
 
   void work(Unit u, const Keys& next) {
-    if (!is_cut(it_, *u.block)) append(u, most(u.seen - 1, u.keys.begin), u.keys.end);
+    if (!appends_early(*u.block)) append(u, most(u.seen - 1, u.keys.begin), u.keys.end);
     enter(u);
     if (u.block->part >= 0) {
       work_part(u, next);

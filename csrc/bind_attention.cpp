@@ -113,7 +113,7 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
             const Scales& key_scales, const Scales& value_scales, int first_layer, int n_layers, const Ints& starts,
             const Ints& contexts, const Array<const int32_t, 2>& tables, int rope_dim, float rope_amplitude,
             const std::optional<Array<const float, 2>>& frequencies, const std::optional<Ints>& frequency_set,
-            int cut_for) {
+            int cut_for, bool shares) {
   require(head_dim > 0 && head_dim % 4 == 0, "head_dim must be a positive multiple of 4");
   const orcaserve::KVRegion kv = region(storage, page_size, head_dim, keys, values, key_scales, value_scales);
   require(first_layer >= 0 && n_layers > 0 && first_layer + n_layers <= static_cast<int>(keys.shape(0)),
@@ -148,6 +148,7 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
     it.frequency_set = frequency_set->data();
   }
   layout.cut(m, cut_for > 0 ? cut_for : team.size());
+  it.shares = shares;
 
   nb::gil_scoped_release released;
   const orcaserve::KernelTable& kernels = orcaserve::kernels();
@@ -202,7 +203,7 @@ void bind_attention(nb::module_& m) {
         "page_size"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "key_scales"_a.noconvert().none(),
         "value_scales"_a.noconvert().none(), "first_layer"_a, "n_layers"_a, "starts"_a.noconvert(),
         "contexts"_a.noconvert(), "tables"_a.noconvert(), "rope_dim"_a, "rope_amplitude"_a,
-        "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(), "cut_for"_a);
+        "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(), "cut_for"_a, "shares"_a = false);
   a.def("cut_blocks", &cut_blocks, "starts"_a.noconvert(), "contexts"_a.noconvert(), "group"_a, "n_kv_heads"_a,
         "n_threads"_a);
 }

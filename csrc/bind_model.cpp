@@ -200,7 +200,7 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits,
          std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> frequencies,
          std::optional<Ints> frequency_set, nb::handle all_reduce,
-         std::optional<std::vector<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>> observed) {
+         std::optional<std::vector<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>> observed, bool shares) {
   const orcaserve::Model& m = self.model->model();
   const size_t n = contexts.size();
   require(n > 0 && starts.size() == n + 1 && tables.shape(0) == n,
@@ -212,6 +212,7 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
   it.contexts = contexts.data();
   it.table = tables.data();
   it.table_width = static_cast<int64_t>(tables.shape(1));
+  it.shares = shares;
   const auto n_tokens = static_cast<size_t>(it.n_tokens < 0 ? 0 : it.n_tokens);
   if (token_ids) {
     require(token_ids->size() == n_tokens, "there must be as many token ids as the layout has rows");
@@ -280,5 +281,5 @@ void bind_model(nb::module_& m) {
       .def("run", &run, "team"_a, "kv"_a, "starts"_a.noconvert(), "contexts"_a.noconvert(), "page_tables"_a.noconvert(),
            "token_ids"_a.noconvert().none(), "hidden"_a.noconvert().none(), "logit_rows"_a.noconvert().none(),
            "logits"_a.noconvert().none(), "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(),
-           "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none());
+           "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none(), "shares"_a = false);
 }

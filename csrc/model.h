@@ -162,6 +162,7 @@ struct Iteration {
   const Block* blocks;        // all tokens, cut; those of requests with more than one run of tokens come first
   int64_t n_blocks;
   int max_context;            // most keys that any token of the iteration sees
+  bool shares;                // some request reads pages that another one of this iteration fills: all are filled first
 
   const int32_t* token_ids;  // if the model is first
   float* hidden;             // [n_tokens, hidden]: input if not first, output if not last; else scratch

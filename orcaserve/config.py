@@ -88,6 +88,11 @@ class KVConfig:
             _check_at_least("--kv-cache-memory-bytes", self.memory_bytes, 1)
 
 
+def may_share_prefixes(policy: str) -> bool:
+    """Whether requests may share keys and values under this policy. All others are there to be compared with."""
+    return policy == "iteration-level"
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
     """Quantities of Algorithm 1 that a user sets. n_slots comes from the K/V region, n_workers from the engine.
@@ -97,7 +102,7 @@ class SchedulerConfig:
     has it begin.
     Of iteration-level alone: max_num_batched_tokens: most input tokens of an iteration; target_itl: seconds that there
     are to be between two tokens of a request, as far as that can be foretold. None: no bound. fairness: how clients
-    share.
+    share. prefix_caching: requests share keys and values of equal beginnings (docs/prefix_reuse.md).
     """
 
     max_bs: int = 64
@@ -107,8 +112,12 @@ class SchedulerConfig:
     fairness: Fairness = "none"
     max_num_batched_tokens: int | None = None
     target_itl: float | None = None
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
+        if self.prefix_caching and not may_share_prefixes(self.policy):
+            text = f"{self.policy} is a system to compare with, which shares nothing: only iteration-level does"
+            raise ConfigError("--enable-prefix-caching", text)
         _check_at_least("--max-num-seqs", self.max_bs, 1)
         _check_choice("--scheduling-policy", self.policy, POLICY_NAMES)
         if self.first_iteration is not None:

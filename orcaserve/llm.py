@@ -32,6 +32,7 @@ from orcaserve.config import (
     PolicyName,
     Quantization,
     SchedulerConfig,
+    may_share_prefixes,
 )
 from orcaserve.core import (
     EngineError,
@@ -81,12 +82,14 @@ class Generation:
 
     prompt_logprobs: of each of prompt_token_ids, None of the first, if params.prompt_logprobs asked for them. With
     max_tokens 0 that is all there is.
+    n_cached: of prompt_token_ids, those whose keys and values were there already when the first completion began.
     """
 
     prompt: str | None
     prompt_token_ids: list[int]
     completions: list[Completion]
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    n_cached: int = 0
 
 
 @dataclass(slots=True)
@@ -96,7 +99,7 @@ class _Choice:
     request: Request
     text: TextStream
     completion: Completion
-    generation: Generation | None = None  # where to enter what is told of the prompt
+    generation: Generation | None = None  # where to enter what is told of the prompt: of its first choice
 
     def take(self, news: Progress) -> str:
         """Enter news into the completion; returns the new text."""
@@ -104,6 +107,8 @@ class _Choice:
         self.completion.text += delta
         if news.token is not None:
             self.completion.token_ids.append(news.token)
+        if self.generation is not None and news.began is not None:
+            self.generation.n_cached = news.began.n_cached
         if news.logprobs is not None:
             self._note(news.logprobs)
         if self.text.finish_reason is not None:
@@ -114,7 +119,7 @@ class _Choice:
     def _note(self, logprobs: Logprobs) -> None:
         if logprobs.token is not None and self.completion.logprobs is not None:
             self.completion.logprobs.append(logprobs.token)
-        if self.generation is not None and logprobs.prompt:
+        if self.generation is not None and self.generation.prompt_logprobs is not None and logprobs.prompt:
             self.generation.prompt_logprobs = [None, *logprobs.prompt]
 
 
@@ -131,6 +136,8 @@ class LLM:
     pipeline_parallel_size, tensor_parallel_size, layer_split: cut the model over processes, which end with the thread
     that made this object.
     deterministic: refuse what could make a request's numbers depend on what runs beside it (docs/determinism.md).
+    enable_prefix_caching: prompts share keys and values of equal beginnings, of earlier calls too
+    (docs/prefix_reuse.md); None: if the policy is iteration-level.
     Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
     """
 
@@ -154,6 +161,7 @@ class LLM:
         tensor_parallel_size: int = 1,
         layer_split: Sequence[int] | None = None,
         deterministic: bool = False,
+        enable_prefix_caching: bool | None = None,
     ) -> None:
         name = None if model is None else str(model)
         path = locate_model(name)
@@ -162,7 +170,15 @@ class LLM:
                 ModelConfig(path, model_name(name), dtype, quantization, device, max_model_len, threads),
                 KVConfig(n_slots, kv_cache_memory_bytes, kv_cache_dtype),
                 SchedulerConfig(
-                    max_num_seqs, scheduling_policy, microbatch_size, max_num_batched_tokens=max_num_batched_tokens
+                    max_num_seqs,
+                    scheduling_policy,
+                    microbatch_size,
+                    max_num_batched_tokens=max_num_batched_tokens,
+                    prefix_caching=(
+                        may_share_prefixes(scheduling_policy)
+                        if enable_prefix_caching is None
+                        else enable_prefix_caching
+                    ),
                 ),
                 ParallelConfig(
                     pipeline_parallel_size, tensor_parallel_size, None if layer_split is None else tuple(layer_split)
@@ -211,8 +227,9 @@ class LLM:
             choices += its_choices
             text = prompt if isinstance(prompt, str) else None
             result = Generation(text, ids, [choice.completion for choice in its_choices])
+            its_choices[0].generation = result
             if its_params.prompt_logprobs is not None:
-                result.prompt_logprobs, its_choices[0].generation = [None], result
+                result.prompt_logprobs = [None]
             results.append(result)
         hidden = not (sys.stderr.isatty() if progress is None else progress)
         with tqdm(total=len(choices), disable=hidden, unit="request", file=sys.stderr) as bar:

@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, scheduler_config, seconds_of
+from orcaserve.cli.options import (
+    add_model_arguments,
+    add_prefix_arguments,
+    add_schedule_log_arguments,
+    engine_config,
+    scheduler_config,
+    seconds_of,
+)
 from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig, ScheduleLogConfig, SchedulerConfig
 from orcaserve.core import ConfigError
 
@@ -32,6 +39,14 @@ MODEL = ModelConfig(Path("m"), "m")
         ({"policy": "cellular", "target_itl": 0.05}, "--target-itl: means something for iteration-level only"),
         ({"policy": "request-level", "max_num_batched_tokens": 512}, "--max-num-batched-tokens: means something for"),
         ({"policy": "request-level", "max_bs": 4, "microbatch_size": 5}, "must be at most --max-num-seqs, 4"),
+        (
+            {"policy": "orca-max", "prefix_caching": True},
+            "--enable-prefix-caching: orca-max is .* only iteration-level",
+        ),
+        (
+            {"policy": "overcommit", "prefix_caching": True},
+            "--enable-prefix-caching: overcommit is a system to compare",
+        ),
     ],
 )
 def test_schedulers(settings: dict[str, object], what: str) -> None:
@@ -64,6 +79,30 @@ def test_they_survive_the_way_to_a_child() -> None:
     )
     assert EngineConfig.from_json(config.to_json()) == config
     assert EngineConfig.from_json(EngineConfig(MODEL).to_json()) == EngineConfig(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", True),
+        ("--no-enable-prefix-caching", False),
+        ("--enable-prefix-caching", True),
+        ("--scheduling-policy cellular", False),
+    ],
+)
+def test_prefixes_are_shared_where_that_is_served_and_can_be(tiny_model: Path, flags: str, expected: bool) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, positional=True)
+    add_prefix_arguments(parser)
+    config = engine_config(parser.parse_args([str(tiny_model), *flags.split()]))
+    assert config.scheduler.prefix_caching == expected
+    assert EngineConfig.from_json(config.to_json()) == config
+
+
+def test_what_measures_the_papers_system_shares_nothing(tiny_model: Path) -> None:
+    parser = argparse.ArgumentParser()
+    add_model_arguments(parser, positional=True)
+    assert not engine_config(parser.parse_args([str(tiny_model)])).scheduler.prefix_caching
 
 
 def test_flags() -> None:

@@ -37,6 +37,18 @@ def test_one_prompt_and_many(llm: LLM) -> None:
         assert 1 <= len(result.completions[0].token_ids) <= GREEDY.max_tokens
 
 
+def test_what_was_there_already_is_told_and_changes_nothing(llm: LLM, default_model: Path) -> None:
+    prompt = "A conversation that is asked to go on. " * 8
+    first, again = llm.generate(prompt, GREEDY)[0], llm.generate([prompt, prompt + "Well,"], GREEDY)
+    n = len(first.prompt_token_ids)
+    assert first.n_cached < 16 and again[0].n_cached >= (n - 1) // 16 * 16 and again[1].n_cached >= n // 16 * 16
+    assert again[0].completions == first.completions
+    with LLM(default_model, max_num_seqs=8, n_slots=4096, enable_prefix_caching=False) as plain:
+        for one in (plain.generate(prompt, GREEDY), plain.generate([prompt, prompt + "Well,"], GREEDY)):
+            assert [each.n_cached for each in one] == [0] * len(one)
+        assert [each.completions for each in one] == [each.completions for each in again]
+
+
 def test_a_cpu_runs_without_torch(tiny_model: Path) -> None:
     """Importing torch would take a second of the start and 200 MB."""
     program = f"""

@@ -64,7 +64,7 @@ std::vector<Logits> play(const ToyModel& toy, Storage storage, const Script& scr
   }
   std::vector<NativeModel*> stages;
   for (NativeModel& worker : workers) stages.push_back(&worker);
-  Host host(toy.model(), storage, 140);
+  Host host(toy.model(), storage, 240);
   Team team(n_threads);
   std::vector<Logits> all;
   for (const Batch& batch : script) all.push_back(host.run(stages, team, batch, toy.frequencies()));
@@ -99,6 +99,54 @@ Truth ask_oracle(const ToyModel& toy, Storage storage, const Script& script) {
     }
   }
   return truth;
+}
+
+// Prompts that begin alike, in one iteration: the later ones have the first one's pages in their page tables while it
+// fills them. So long that the iteration goes through the layers in two pieces, and that some blocks are cut into parts.
+struct SharedBeginnings {
+  Script shared, apart;
+
+  explicit SharedBeginnings(int vocab) {
+    Random random(31);
+    const int lengths[] = {600, 1, 37, 480, 1}, shares[] = {0, 592, 592, 48, 16};
+    std::vector<int> first;
+    Batch together;
+    for (int r = 0; r < 5; ++r) {
+      Piece own{2 * r, {}};  // all take the same set of frequencies
+      for (int i = 0; i < lengths[r]; ++i) own.tokens.push_back(random.below(vocab));
+      if (r == 0) first = own.tokens;
+      Piece whole = own;
+      whole.tokens.insert(whole.tokens.begin(), first.begin(), first.begin() + shares[r]);
+      if (r > 0) {
+        own.before = 0;
+        own.n_shared = shares[r];
+      }
+      together.push_back(own);
+      apart.push_back({whole});
+    }
+    shared.push_back(together);
+    for (int step = 0; step < 2; ++step) {  // and then on pages that nobody fills any more
+      Batch next;
+      for (int r = 0; r < 5; ++r) {
+        next.push_back({2 * r, {random.below(vocab)}});
+        apart.push_back({next.back()});
+      }
+      shared.push_back(next);
+    }
+  }
+};
+
+void expect_same_with_shared_pages(const ToyModel& toy, Storage storage) {
+  const SharedBeginnings scripts(toy.model().vocab);
+  const std::vector<Logits> apart = play(toy, storage, scripts.apart);
+  for (int n_threads : {1, 2, 4}) {
+    const std::vector<Logits> shared = play(toy, storage, scripts.shared, n_threads);
+    for (size_t i = 0; i < shared.size(); ++i)
+      for (size_t r = 0; r < shared[i].size(); ++r)
+        expect(check::same_bits(shared[i][r], apart[i * 5 + r][0]),
+               "request " + std::to_string(2 * r) + " has other logits with shared pages, on " +
+                   std::to_string(n_threads) + " threads");
+  }
 }
 
 // The sums of squares that the kernels and the oracle collect over some tokens.
@@ -219,6 +267,9 @@ void check_long_texts(Report& report, bool quick) {
   for (const Case& c : cases)
     if (!quick || c.storage == Storage::kInt8)
       report.check("long texts, " + c.text(), [&] { check_case(c, long_texts, !quick); });
+  for (const Case& c : cases)
+    report.check("shared pages, " + c.text(),
+                 [&] { expect_same_with_shared_pages(ToyModel(c.shape, c.layers, c.head), c.storage); });
 }
 
 }  // namespace orcaserve::check

@@ -66,8 +66,15 @@ Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batc
   const size_t n = batch.size();
   Array<int32_t> starts{0}, contexts, tokens, frequency_set, logit_rows;
   size_t width = 0;
+  bool shares = false;
   for (const Piece& piece : batch) {
     Request& request = requests_[piece.request];
+    if (piece.n_shared > 0) {
+      const std::vector<int32_t>& pages = requests_[piece.before].pages;
+      request.pages.assign(pages.begin(), pages.begin() + piece.n_shared / kPageSize);
+      request.n_tokens = piece.n_shared;
+      shares = true;
+    }
     contexts.push_back(request.n_tokens);
     frequency_set.push_back(piece.request % 2);
     tokens.insert(tokens.end(), piece.tokens.begin(), piece.tokens.end());
@@ -97,6 +104,7 @@ Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batc
   it.frequencies = frequencies.data();
   it.frequency_set = frequency_set.data();
   it.observed = observed;
+  it.shares = shares;
   int layer = 0;
   for (NativeModel* stage : stages) {
     Iteration part = it;

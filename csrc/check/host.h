@@ -11,9 +11,12 @@
 namespace orcaserve::check {
 
 // Tokens of a request that go through the model together: its prompt, a chunk of it, or the token that came last.
+// before: of a new request, whose first pages it shares, n_shared tokens of them; they may come in the same iteration, earlier.
 struct Piece {
   int request;
   std::vector<int> tokens;
+  int before = -1;
+  int n_shared = 0;
 };
 using Batch = std::vector<Piece>;
 

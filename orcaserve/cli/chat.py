@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from orcaserve.cli.options import (
     add_model_arguments,
+    add_prefix_arguments,
     add_sampling_arguments,
     engine_config,
     print_notes,
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = HELP
     add_model_arguments(parser, positional=True)
     parser.add_argument("--system", help="a system message to begin with")
+    add_prefix_arguments(parser)
     add_sampling_arguments(parser, max_tokens=512)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from orcaserve.cli.grammar_options import add_grammar_arguments, grammar_of
 from orcaserve.cli.options import (
     add_model_arguments,
+    add_prefix_arguments,
     add_sampling_arguments,
     engine_config,
     print_notes,
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = 'example: orcaserve generate --prompt "The sea is" --max-tokens 20 --temperature 0'
     add_model_arguments(parser, positional=False)
     parser.add_argument("--prompt", required=True, help="the text to continue; - reads it from standard input")
+    add_prefix_arguments(parser)
     add_sampling_arguments(parser, max_tokens=128)
     add_grammar_arguments(parser)
 

@@ -28,6 +28,7 @@ from orcaserve.config import (
     RayConfig,
     ScheduleLogConfig,
     SchedulerConfig,
+    may_share_prefixes,
 )
 from orcaserve.core import InvalidRequest, SamplingParams
 from orcaserve.core.errors import ConfigError
@@ -201,7 +202,24 @@ def scheduler_config(args: argparse.Namespace) -> SchedulerConfig:
         fairness=fairness or "none",
         max_num_batched_tokens=tokens or None,
         target_itl=args.target_itl,
+        prefix_caching=_shares_prefixes(args),
     )
+
+
+def add_prefix_arguments(parser: argparse.ArgumentParser) -> None:
+    """Of verbs that serve; what measures the paper's system has none."""
+    group = parser.add_argument_group("prefix reuse")
+    group.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="prompts that begin alike share keys and values, which are kept as long as there is room for them "
+        "(docs/prefix_reuse.md); default: with iteration-level, the only policy that can",
+    )
+
+
+def _shares_prefixes(args: argparse.Namespace) -> bool:
+    asked: bool | None = getattr(args, "enable_prefix_caching", False)
+    return may_share_prefixes(args.scheduling_policy) if asked is None else asked
 
 
 def add_schedule_log_arguments(parser: argparse.ArgumentParser) -> None:

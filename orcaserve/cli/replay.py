@@ -152,7 +152,10 @@ def _print_reproduction(n_same: int, difference: str | None, n_left_out: int) ->
     if difference is not None:
         print(f"order of batches: the first {n_same:,} are the same, then {difference}")
     elif n_same == 0:
-        print("order of batches: cannot be compared, for requests were live all the time that the log covers")
+        print(
+            "order of batches: cannot be compared, for requests were live all the time that the log covers, or share "
+            "prefixes that were made before it begins"
+        )
     else:
         after = f", from where the {n_left_out} requests had ended that the log begins amid" if n_left_out else ""
         print(f"order of batches: all {n_same:,} the same as recorded{after}")

@@ -10,7 +10,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from orcaserve.cli.options import add_model_arguments, engine_config, print_notes
+from orcaserve.cli.options import add_model_arguments, add_prefix_arguments, engine_config, print_notes
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.core.errors import ConfigError
 
@@ -45,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strict", action="store_true", help="a field that is unknown or has no effect is an error")
     parser.add_argument("--served-model-name", metavar="NAME", help="what bodies call the model; default: the file's")
     add_model_arguments(parser, positional=True)
+    add_prefix_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,7 +11,13 @@ from urllib.parse import quote
 from orcaserve.checkpoint.locate import model_name
 from orcaserve.cli.log_options import add_log_arguments, add_watching_arguments
 from orcaserve.cli.node_options import add_node_arguments
-from orcaserve.cli.options import add_model_arguments, add_schedule_log_arguments, engine_config, size_in_bytes
+from orcaserve.cli.options import (
+    add_model_arguments,
+    add_prefix_arguments,
+    add_schedule_log_arguments,
+    engine_config,
+    size_in_bytes,
+)
 from orcaserve.config import TOOL_CALL_PARSERS, ServingConfig
 from orcaserve.core.errors import ConfigError
 
@@ -117,6 +123,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="an engine that gives no sign of life for so long is taken for hung, and replaced; requests go on in the "
         "new one, as after a crash (default: %(default)g)",
     )
+    add_prefix_arguments(parser)
     add_schedule_log_arguments(parser)
     group = parser.add_argument_group("log and traces")
     add_log_arguments(group)

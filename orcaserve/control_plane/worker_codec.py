@@ -21,9 +21,11 @@ from orcaserve.core import (
     EngineError,
     Increment,
     IterationResult,
+    Kept,
     Logprobs,
     ModelError,
     OrcaServeError,
+    Prefix,
     Scoring,
 )
 from orcaserve.core.beats import Beat
@@ -41,6 +43,12 @@ def encode_iteration(batch: Batch) -> wire.Iteration:
         positions=[entry.position for entry in entries],
         tokens=[token for entry in entries for token in entry.tokens],
         drops=batch.drops,
+        kept=[
+            wire.Kept(request_id=k.request_id, first_page=k.first_page, first_block=k.first_block, n=k.n)
+            for k in batch.kept
+            if k.n
+        ],
+        evicted=batch.evicted,
     )
     for row, entry in enumerate(entries):
         if entry.params is not None:
@@ -55,6 +63,10 @@ def encode_iteration(batch: Batch) -> wire.Iteration:
             message.pieces.add(row=row, n_to_come=entry.n_to_come)
         else:
             continue
+        if (prefix := entry.prefix) is not None:
+            message.prefixes.add(
+                row=row, blocks=prefix.blocks, copied=prefix.copied, n_copied=prefix.n_copied, tokens=prefix.tokens
+            )
         if entry.scoring is not None:
             message.scorings.add(row=row, n_top=entry.scoring.n_top, follower=entry.scoring.follower)
     return message
@@ -66,10 +78,14 @@ def decode_iteration(message: wire.Iteration) -> Batch:
     admissions = {admission.row: admission for admission in message.admissions}
     pieces = {piece.row: piece.n_to_come for piece in message.pieces}
     scorings = {each.row: _scoring(each) for each in message.scorings}
+    prefixes = {each.row: _prefix(each) for each in message.prefixes}
     entries = []
     columns = zip(message.request_ids, message.lengths, message.positions, strict=True)
     for row, (request_id, length, position) in enumerate(columns):
         own = tokens[at : at + length]
+        prefix = prefixes.pop(row, None)
+        if prefix is not None and position != len(prefix.tokens):
+            raise ValueError(f"iteration {message.number}: row {row} has another prefix than its position says")
         at += length
         if length == 0 or len(own) != length:
             raise ValueError(f"iteration {message.number}: row {row} has other tokens than its length says")
@@ -80,10 +96,12 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                 raise ValueError(f"iteration {message.number}: row {row} is a last piece and is not")
             scoring = scorings.pop(row, None)
             entries.append(
-                BatchEntry(request_id, Phase.INITIATION, own, position, n_to_come=n_to_come, scoring=scoring)
+                BatchEntry(
+                    request_id, Phase.INITIATION, own, position, n_to_come=n_to_come, scoring=scoring, prefix=prefix
+                )
             )
         elif admission is None:
-            if length != 1:
+            if length != 1 or prefix is not None:
                 raise ValueError(f"iteration {message.number}: row {row} is an increment of {length} tokens")
             entries.append(Increment(request_id, own[0], position))
         else:
@@ -92,10 +110,18 @@ def decode_iteration(message: wire.Iteration) -> Batch:
             params, stop_ids = decode_sampling(admission.sampling), frozenset(admission.stop_ids)
             settings = params, stop_ids, admission.seed, admission.n_output
             scoring = scorings.pop(row, None)
-            entries.append(BatchEntry(request_id, Phase.INITIATION, own, position, *settings, scoring=scoring))
-    if at != len(tokens) or admissions or pieces or scorings or not entries:
-        raise ValueError(f"iteration {message.number}: there are tokens, admissions, pieces or scorings of no row")
-    return Batch(message.number, tuple(entries), tuple(message.drops))
+            entries.append(
+                BatchEntry(request_id, Phase.INITIATION, own, position, *settings, scoring=scoring, prefix=prefix)
+            )
+    if at != len(tokens) or admissions or pieces or scorings or prefixes or not entries:
+        text = "there are tokens, prefixes, admissions, pieces or scorings of no row"
+        raise ValueError(f"iteration {message.number}: {text}")
+    kept = tuple(Kept(k.request_id, k.first_page, k.first_block, k.n) for k in message.kept)
+    return Batch(message.number, tuple(entries), tuple(message.drops), kept, tuple(message.evicted))
+
+
+def _prefix(message: wire.Prefix) -> Prefix:
+    return Prefix(list(message.blocks), list(message.tokens), message.copied, message.n_copied)
 
 
 def _scoring(message: wire.Scoring) -> Scoring:

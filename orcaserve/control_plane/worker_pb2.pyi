@@ -44,7 +44,7 @@ class Start(_message.Message):
     def __init__(self, n_slots: _Optional[int] = ..., next: _Optional[str] = ..., rendezvous: _Optional[str] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces", "scorings")
+    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces", "scorings", "prefixes", "kept", "evicted")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -54,6 +54,9 @@ class Iteration(_message.Message):
     DROPS_FIELD_NUMBER: _ClassVar[int]
     PIECES_FIELD_NUMBER: _ClassVar[int]
     SCORINGS_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    EVICTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -63,7 +66,36 @@ class Iteration(_message.Message):
     drops: _containers.RepeatedScalarFieldContainer[int]
     pieces: _containers.RepeatedCompositeFieldContainer[Piece]
     scorings: _containers.RepeatedCompositeFieldContainer[Scoring]
-    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, _Mapping]]] = ...) -> None: ...
+    prefixes: _containers.RepeatedCompositeFieldContainer[Prefix]
+    kept: _containers.RepeatedCompositeFieldContainer[Kept]
+    evicted: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Prefix(_message.Message):
+    __slots__ = ("row", "blocks", "copied", "n_copied", "tokens")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    N_COPIED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    blocks: _containers.RepeatedScalarFieldContainer[int]
+    copied: int
+    n_copied: int
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, row: _Optional[int] = ..., blocks: _Optional[_Iterable[int]] = ..., copied: _Optional[int] = ..., n_copied: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("request_id", "first_page", "first_block", "n")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PAGE_FIELD_NUMBER: _ClassVar[int]
+    FIRST_BLOCK_FIELD_NUMBER: _ClassVar[int]
+    N_FIELD_NUMBER: _ClassVar[int]
+    request_id: int
+    first_page: int
+    first_block: int
+    n: int
+    def __init__(self, request_id: _Optional[int] = ..., first_page: _Optional[int] = ..., first_block: _Optional[int] = ..., n: _Optional[int] = ...) -> None: ...
 
 class Scoring(_message.Message):
     __slots__ = ("row", "n_top", "follower")

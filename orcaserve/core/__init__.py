@@ -1,7 +1,7 @@
 """The vocabulary every other part speaks. Standard library only."""
 
 from orcaserve.core.admission import check_request, fan_out
-from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult, Scoring
+from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult, Kept, Prefix, Scoring
 from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
 from orcaserve.core.errors import (
     CannotFit,
@@ -43,6 +43,7 @@ __all__ = [
     "InvalidRequest",
     "IterationReport",
     "IterationResult",
+    "Kept",
     "LiveRequest",
     "LiveRequests",
     "LiveState",
@@ -52,6 +53,7 @@ __all__ = [
     "NoRoom",
     "OrcaServeError",
     "Phase",
+    "Prefix",
     "Progress",
     "Request",
     "RequestState",

@@ -27,6 +27,37 @@ class Scoring:
     follower: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What a request has before its first iteration: keys and values that others have made.
+
+    blocks: its page table begins with the pages of these, which it never writes to. copied: the block whose first
+    n_copied tokens are copied to a page of its own, before anything of the iteration is run; 0: none.
+    tokens: what the tokens are, all that precede the entry's.
+    """
+
+    blocks: Sequence[int]
+    tokens: Sequence[int]
+    copied: int = 0
+    n_copied: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Pages of a request that are full once the iteration has run: they become blocks, which others may share.
+
+    n pages of its page table, from first_page on; the blocks' ids are first_block and those that follow.
+    twin: for who keeps the record: the page after them holds what this block of somebody else holds, so neither it nor
+    any later page of the request becomes a block. 0: none.
+    """
+
+    request_id: int
+    first_page: int
+    first_block: int
+    n: int
+    twin: int = 0
+
+
 @dataclass(slots=True)
 class BatchEntry:
     """One request's part of an iteration.
@@ -40,6 +71,7 @@ class BatchEntry:
     n_to_come: input tokens of the initiation that later iterations bring. Until then no token is chosen: that of the
     result means nothing.
     scoring: what is wanted of the prompt's tokens, if anything.
+    prefix: what it has at `position` without having computed it; with its first entry only.
     """
 
     request_id: int
@@ -52,11 +84,13 @@ class BatchEntry:
     n_output: int = 0
     n_to_come: int = 0
     scoring: Scoring | None = None
+    prefix: Prefix | None = None
 
     def __post_init__(self) -> None:
         assert (self.params is not None) == (self.phase is _INITIATION and not self.n_to_come)
         n = len(self.tokens)
         assert n and self.position + n > self.n_output
+        assert self.prefix is None or self.position == len(self.prefix.tokens)
 
 
 class Increment(BatchEntry):
@@ -70,6 +104,7 @@ class Increment(BatchEntry):
     n_output = 0
     n_to_come = 0
     scoring = None
+    prefix = None
 
     def __init__(self, request_id: int, token: int, position: int) -> None:
         self.request_id = request_id
@@ -82,11 +117,15 @@ class Batch:
     """One iteration's work, in arrival order. Never empty.
 
     drops: requests whose K/V is to be released BEFORE the entries are run: freed memory precedes its new owner.
+    evicted: blocks that go then too, after the drops. kept: pages that become blocks; entries that follow that of their
+    request may have them in their prefix.
     """
 
     iteration: int
     entries: tuple[BatchEntry, ...]
     drops: tuple[int, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    evicted: tuple[int, ...] = ()
 
     @property
     def n_tokens(self) -> int:

@@ -49,6 +49,7 @@ class EngineFacts:
     vocab_size: rows of the output head: valid ids are 0..vocab_size-1.
     context_length: most tokens (input + output) of one request.
     n_slots: size of the K/V region in tokens; eos_ids: ids that end a request by default.
+    shareable: most tokens of a text whose keys do not depend on how long it is; None: they never do. For the scheduler.
     """
 
     model_name: str
@@ -58,6 +59,7 @@ class EngineFacts:
     max_bs: int
     n_workers: int
     eos_ids: frozenset[int] = frozenset()
+    shareable: int | None = None
 
     @property
     def longest_request(self) -> int:

@@ -31,6 +31,7 @@ from orcaserve.schedule_log.recorder import ENDLESS, Run, ScheduleRecorder
 from orcaserve.schedule_log.rotating_file import RotatingFile
 from orcaserve.scheduler.loop import IterationLoop
 from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
+from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.scheduler.scheduler import Scheduler
 from orcaserve.worker.executor import DeviceExecutor
 
@@ -60,7 +61,8 @@ class EngineHost:
         """Raises ConfigError if the policy could run nothing at all, or the schedule log cannot be made."""
         settings = settings or SchedulerConfig()
         policy = _policy(settings, facts, engine.n_workers)
-        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy)
+        prefixes = PrefixCache(page_size, facts.shareable) if settings.prefix_caching else None
+        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy, prefixes)
         self._made_of = _made_of(settings, facts, scheduler, page_size)
         self._run = Run.beginning(time.monotonic())
         self._record = _recorder(log, self._made_of, self._run)
@@ -217,6 +219,8 @@ def _made_of(settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler
         fairness=settings.fairness,
         batched_tokens=settings.max_num_batched_tokens,
         target_itl=settings.target_itl,
+        prefix_caching=settings.prefix_caching,
+        shareable=facts.shareable if settings.prefix_caching else None,
     )
 
 

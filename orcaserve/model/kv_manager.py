@@ -16,6 +16,9 @@ _NO_PAGE = b"\xff" * 4  # -1
 class KVManager:
     """Hands out the pages of a region of n_slots slots.
 
+    A page is in the page tables of one request, or of several once it is a block: then it is full, and nobody writes to
+    it. It is free again when it is in no page table, and no block any more.
+
     A page holds page_size consecutive tokens of one request in every layer. Any page serves any request, so memory is
     never too scattered to use: a request that reserved its tokens, rounded up to whole pages, always gets them. The
     scheduler's ledger keeps the sum of reservations within n_slots; this class only hands out. Where the numbers lie is
@@ -32,6 +35,8 @@ class KVManager:
         self._free = list(range(self.n_pages - 1, -1, -1))  # a stack: what was just released is still in the cache
         self._pages: dict[int, array[int]] = {}
         self._n_tokens: dict[int, int] = {}
+        self._n_holders = [0] * self.n_pages  # page tables that it is in, and 1 if it is a block
+        self._blocks: dict[int, int] = {}  # block -> its page
 
     @property
     def n_free(self) -> int:
@@ -40,7 +45,7 @@ class KVManager:
 
     @property
     def n_used(self) -> int:
-        """Pages that some request owns."""
+        """Pages that some request owns, or that are blocks."""
         return self.n_pages - len(self._free)
 
     def n_tokens(self, request_id: int) -> int:
@@ -61,13 +66,51 @@ class KVManager:
         if pages is None:
             pages = self._pages[request_id] = array(_INT32)
         for _ in range(n_new):
-            pages.append(self._free.pop())
+            page = self._free.pop()
+            pages.append(page)
+            self._n_holders[page] = 1
         self._n_tokens[request_id] = total
 
     def drop(self, request_id: int) -> None:
         """Release everything the request has; of no effect for an unknown request."""
-        self._free.extend(reversed(self._pages.pop(request_id, ())))
+        for page in reversed(self._pages.pop(request_id, ())):
+            self._let_go(page)
         self._n_tokens.pop(request_id, None)
+
+    def has(self, block: int) -> bool:
+        """Whether it is a block that is known."""
+        return block in self._blocks
+
+    def begin(
+        self, request_id: int, blocks: Sequence[int], copied: int = 0, n_copied: int = 0
+    ) -> tuple[int, int] | None:
+        """The page table of a new request begins with these known blocks. n_copied: tokens that follow, copied from
+        block `copied`: returns from which page to which, before anything is written to either."""
+        assert request_id not in self._pages, "a request begins once"
+        pages = [self._blocks[block] for block in blocks]
+        if n_copied:
+            source = self._blocks[copied]
+        for page in pages:
+            self._n_holders[page] += 1
+        self._pages[request_id] = array(_INT32, pages)
+        self._n_tokens[request_id] = len(pages) * self.page_size
+        if not n_copied:
+            return None
+        assert n_copied < self.page_size
+        self.extend(request_id, n_copied)
+        return source, self._pages[request_id][-1]
+
+    def keep(self, request_id: int, first_page: int, first_block: int, n: int) -> None:
+        """n pages of the request, from first_page of its table on, become blocks: first_block and those that follow."""
+        for i, page in enumerate(self._pages[request_id][first_page : first_page + n]):
+            self._blocks[first_block + i] = page
+            self._n_holders[page] += 1
+
+    def evict(self, block: int) -> None:
+        """It is no block any more; of no effect for an unknown one."""
+        page = self._blocks.pop(block, None)
+        if page is not None:
+            self._let_go(page)
 
     def pages(self, request_id: int) -> tuple[int, ...]:
         """The request's pages, in the order of its tokens."""
@@ -80,10 +123,19 @@ class KVManager:
         filled = bytearray().join([row.tobytes() + _NO_PAGE * (width - len(row)) for row in rows])
         return np.frombuffer(filled, np.int32).reshape(len(rows), width)
 
-    def lay_out(self, entries: Sequence[tuple[int, int]]) -> Layout:
+    def lay_out(self, entries: Sequence[tuple[int, int]], shares: bool = False) -> Layout:
         """entries: per request of an iteration (id, input tokens). Extends each and returns the iteration's layout."""
-        pieces = [(n_tokens, self.n_tokens(request_id)) for request_id, n_tokens in entries]
         for request_id, n_tokens in entries:
             self.extend(request_id, n_tokens)
+        return self.layout_of(entries, shares)
+
+    def layout_of(self, entries: Sequence[tuple[int, int]], shares: bool = False) -> Layout:
+        """As lay_out, of requests that were extended. shares: one of them has pages that another one's tokens fill."""
+        pieces = [(n_tokens, self._n_tokens[request_id] - n_tokens) for request_id, n_tokens in entries]
         tables = self.page_tables([request_id for request_id, _ in entries])
-        return Layout.build(pieces, tables, self.page_size)
+        return Layout.build(pieces, tables, self.page_size, shares)
+
+    def _let_go(self, page: int) -> None:
+        self._n_holders[page] -= 1
+        if self._n_holders[page] == 0:
+            self._free.append(page)

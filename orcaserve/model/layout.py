@@ -17,14 +17,18 @@ class Layout:
 
     starts: [R + 1] int32. contexts: [R] int32, tokens whose K/V the request had before this iteration.
     page_tables: [R, most pages] int32, contiguous, padded with -1.
+    shares: some request's pages are filled by another one of this iteration, that comes before it.
     """
 
     starts: Int32s
     contexts: Int32s
     page_tables: Int32s
+    shares: bool = False
 
     @classmethod
-    def build(cls, pieces: Sequence[tuple[int, int]], page_tables: Int32s, page_size: int) -> Layout:
+    def build(
+        cls, pieces: Sequence[tuple[int, int]], page_tables: Int32s, page_size: int, shares: bool = False
+    ) -> Layout:
         """pieces: per request (tokens of this iteration, tokens before it). ValueError if sizes disagree.
 
         Made anew for every iteration while the device waits, with the interpreter's memory gone from the caches: so
@@ -44,7 +48,7 @@ class Layout:
             most = max(most, n_tokens + context)
         if most > tables.shape[1] * page_size:
             raise ValueError("a request's page table is shorter than its tokens")
-        return cls(np.array(starts, np.int32), np.array(contexts, np.int32), tables)
+        return cls(np.array(starts, np.int32), np.array(contexts, np.int32), tables, shares)
 
     @property
     def n_requests(self) -> int:

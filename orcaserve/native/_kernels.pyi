@@ -68,6 +68,7 @@ class Model:
         frequency_set: _Int32s | None,
         all_reduce: object | None = None,  # SharedSums, or a Callable[[int, int, int], None]
         observed: list[NDArray[np.float64]] | None = None,
+        shares: bool = False,
     ) -> None: ...
 
 class Sampler:
@@ -169,6 +170,7 @@ class attention:
         frequencies: _Floats | None,
         frequency_set: _Int32s | None,
         cut_for: int,
+        shares: bool = False,
     ) -> None: ...
     @staticmethod
     def cut_blocks(

@@ -25,6 +25,7 @@ class Layout:
     starts: Ints  # [requests + 1]
     contexts: Ints  # [requests]
     tables: Ints  # [requests, most pages]
+    shares: bool = False  # some request reads pages that another one fills
 
 
 @dataclass(frozen=True)
@@ -83,5 +84,6 @@ def attend(
         rope.frequencies if rope.dim else None,
         rope.frequency_set,
         cut_for,
+        layout.shares,
     )
     return out

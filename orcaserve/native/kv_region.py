@@ -55,6 +55,12 @@ class KVRegion:
             STORAGES[storage], page_size, n_pages, self.keys, self.values, self.key_scales, self.value_scales
         )
 
+    def copy_page(self, source: int, target: int) -> None:
+        """All of a page to another one, in all layers: what a request wants of it, and what nobody will look at."""
+        for array in (self.keys, self.values, self.key_scales, self.value_scales):
+            if array is not None:
+                array[:, target] = array[:, source]
+
 
 def _memory(shape: tuple[int, ...], item: np.dtype[Any]) -> NDArray[Any]:
     n_bytes = math.prod(shape) * item.itemsize

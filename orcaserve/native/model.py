@@ -163,6 +163,7 @@ class NativeModel:
             choice,
             self._all_reduce,
             observed,
+            layout.shares,
         )
         result = hidden if logits is None else logits
         assert result is not None

@@ -254,6 +254,8 @@ def _begin(story: Story) -> Iterator[tuple[str, str]]:
     if others:
         beside.append(f"the initiation of {_requests(others)}")
     text = f"iteration {first.batch.number}, {first.own.n_tokens:,} tokens, beside {' and '.join(beside)}"
+    if first.own.n_cached:
+        text += f"; {first.own.n_cached:,} tokens before them were there already"
     if first.own.n_to_come:
         text += f"; {first.own.n_to_come:,} more tokens came in later iterations"
     if first.ended is not None:

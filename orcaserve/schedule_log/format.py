@@ -16,7 +16,15 @@ reserved, used: slots once the batch was chosen. stop: why nobody else is in it,
 the next one would have needed. preempted: ids. ends: [id, why, output tokens].
 terms: an object of what selection may look at, as far as it is not usual: "client" (a number, for names may be those of
 keys; 0: none), "weight", "priority", "background", "timeout" and "first_token" (seconds).
-Whatever is 0 or empty at the end of a line is left out. Lines stand in the order in which the scheduler was asked,
+Whatever is 0 or empty at the end of a line is left out.
+
+With settings.prefix_caching a "b" line may end with an object. "cached": [[id, tokens, blocks, copied], ...] are
+requests that begin with the keys and values of others: so many tokens, in the pages of these blocks (as runs), and what
+is more than those was copied from block `copied`. "kept": [[id, first, n, twin], ...] are requests whose next n pages
+become the blocks `first` and those that follow; the page after them holds what block `twin` holds. Tokens are in no
+log: which texts begin alike is told by the numbers of blocks. settings.shareable: longer texts share nothing.
+
+Lines stand in the order in which the scheduler was asked,
 which is what a replay repeats; only the time of "a" may lie before that of the line above.
 
 A further part of a run begins with a header too, which says how things stood: "live": [[id, input, asked, carried,
@@ -51,6 +59,8 @@ class Settings:
     fairness: str = "none"
     batched_tokens: int | None = None
     target_itl: float | None = None
+    prefix_caching: bool = False
+    shareable: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +116,35 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """An initiation, or a part of one: input tokens, and how many later iterations bring."""
+    """An initiation, or a part of one: input tokens, and how many later iterations bring.
+
+    n_cached: tokens before them whose keys and values others had made.
+    """
 
     id: int
     n_tokens: int
     n_to_come: int = 0
+    n_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a request began with: n_cached tokens, in the pages of blocks, and, if they are more, copied from one."""
+
+    id: int
+    n_cached: int
+    blocks: Sequence[int]
+    copied: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """The request's next n pages have become blocks, from `first` on. twin: see core.batch.Kept."""
+
+    id: int
+    first: int
+    n: int
+    twin: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +160,8 @@ class HandedOut:
     stop: Stop
     n_lacking: int = 0
     preempted: Sequence[int] = ()
+    taken: Sequence[Taken] = ()
+    filled: Sequence[Filled] = ()
 
     @property
     def n_tokens(self) -> int:

@@ -18,6 +18,7 @@ from orcaserve.schedule_log.format import (
     End,
     Event,
     Expired,
+    Filled,
     HandedOut,
     Known,
     Log,
@@ -26,6 +27,7 @@ from orcaserve.schedule_log.format import (
     Refused,
     Returned,
     Settings,
+    Taken,
     from_runs,
 )
 from orcaserve.schedule_log.rotating_file import part_path
@@ -131,9 +133,15 @@ class _Part:
         seconds = found.get("target_itl")
         if seconds is not None and not (type(seconds) in (int, float) and 0 < seconds < math.inf):
             raise self.error(1, "settings.target_itl", "must be seconds, more than 0")
+        prefix_caching, shareable = found.get("prefix_caching", False), found.get("shareable")
+        if not isinstance(prefix_caching, bool):
+            raise self.error(1, "settings.prefix_caching", "must be true or false")
+        if shareable is not None:
+            shareable = self.whole(1, "settings.shareable", shareable)
         return Settings(
             found["policy"], **sizes, microbatch_size=size, shortest_first=shortest_first,
             model=str(found.get("model", "")), fairness=fairness, batched_tokens=tokens, target_itl=seconds,
+            prefix_caching=prefix_caching, shareable=shareable,
         )  # fmt: skip
 
     def _ids(self, value: object, name: str) -> list[int]:
@@ -224,6 +232,22 @@ class _Line:
             raise self.error(field, name, "must be a list")
         return value
 
+    def members(self) -> dict[str, Any]:
+        """Of the object that the line ends with, if it does; it is no field any more."""
+        return self._fields.pop() if self._fields and isinstance(self._fields[-1], dict) else {}
+
+    def rows(self, members: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Iterator[list[Any]]:
+        """Of a member of the object: lists of such values, the first of which is an id."""
+        found = members.get(name, [])
+        for row in found if isinstance(found, list) else [None]:
+            if (
+                not isinstance(row, list)
+                or [type(value) for value in row] != list(kinds)
+                or any(type(value) is int and value < 0 for value in row)
+            ):
+                raise self.error(len(self._fields) + 1, name, f"must hold lists of {len(kinds)} values")
+            yield row
+
     def length(self, most: int) -> None:
         if len(self._fields) > most:
             raise self.error(most + 1, "beyond the last", "must not be there")
@@ -307,6 +331,7 @@ def _expired(line: _Line, state: _State) -> Event:
 
 
 def _handed_out(line: _Line, state: _State) -> Event:
+    members = line.members()
     line.length(10)
     number = line.whole(3, "iteration", 1)
     if state.n_batches is not None and number != state.n_batches + 1:
@@ -317,6 +342,8 @@ def _handed_out(line: _Line, state: _State) -> Event:
         increments = list(state.last) if runs == SAME else from_runs(runs)
     except (ValueError, AttributeError):
         raise line.error(4, "increments", f"{runs!r} is no list of ids such as '3-9 12'") from None
+    taken = _taken(line, members)
+    n_cached = {each.id: each.n_cached for each in taken}
     initiations = []
     for piece in line.listed(5, "initiations"):
         if (
@@ -325,7 +352,9 @@ def _handed_out(line: _Line, state: _State) -> Event:
             or not all(type(n) is int and n > 0 for n in piece[1:])
         ):
             raise line.error(5, "initiations", "must hold lists of an id and a number of tokens")
-        initiations.append(Piece(line.live(5, "initiations", piece[0], state), *piece[1:]))
+        request_id = line.live(5, "initiations", piece[0], state)
+        n_to_come = piece[2] if len(piece) == 3 else 0
+        initiations.append(Piece(request_id, piece[1], n_to_come, n_cached.pop(request_id, 0)))
     ids = [line.live(4, "increments", request_id, state) for request_id in increments]
     ids += [piece.id for piece in initiations]
     if not ids or len(set(ids)) < len(ids):
@@ -335,9 +364,22 @@ def _handed_out(line: _Line, state: _State) -> Event:
     except ValueError:
         raise line.error(8, "stop", f"{line.get(8)!r} is no reason") from None
     preempted = tuple(line.live(10, "preempted", request_id, state) for request_id in line.listed(10, "preempted"))
+    filled = tuple(Filled(*row) for row in line.rows(members, "kept", (int, int, int, int)))
+    if n_cached or not {each.id for each in filled} <= set(ids):
+        raise line.error(11, "cached or kept", "names a request that does not begin in this batch, or is not in it")
     state.in_flight[number] = ids
     sizes = line.whole(6, "reserved"), line.whole(7, "used"), stop, line.whole(9, "lacking", 0, 0)
-    return HandedOut(line.time(), number, tuple(ids), tuple(initiations), *sizes, preempted)
+    return HandedOut(line.time(), number, tuple(ids), tuple(initiations), *sizes, preempted, taken, filled)
+
+
+def _taken(line: _Line, members: dict[str, Any]) -> tuple[Taken, ...]:
+    taken = []
+    for request_id, n, runs, copied in line.rows(members, "cached", (int, int, str, int)):
+        try:
+            taken.append(Taken(request_id, n, from_runs(runs), copied))
+        except ValueError:
+            raise line.error(11, "cached", f"{runs!r} is no list of blocks such as '3-9 12'") from None
+    return tuple(taken)
 
 
 def _returned(line: _Line, state: _State) -> Event:

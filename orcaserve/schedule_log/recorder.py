@@ -181,7 +181,7 @@ class ScheduleRecorder:
             if selection.preempted:
                 rest += f",{[request.id for request in selection.preempted]}"
         head = f'["b",{self._at(time)},{batch.iteration},"{who}"'
-        self._add(f"{head},[{','.join(initiations)}],{n_reserved},{n_used}{rest}]")
+        self._add(f"{head},[{','.join(initiations)}],{n_reserved},{n_used}{rest}{_prefixes(batch)}]")
 
     def _returned(self, result: IterationResult, news: Sequence[Progress], time: float) -> None:
         batch = self._batches.pop(result.iteration)
@@ -241,3 +241,17 @@ class ScheduleRecorder:
         line = json.dumps(header, separators=(",", ":")) + "\n"
         self._n_bytes = len(line)
         self.sink.next_part(line.encode())
+
+
+def _prefixes(batch: Batch) -> str:
+    """What requests took of others and left to others, as the last field; nothing if they did neither."""
+    cached = [
+        f'[{entry.request_id},{len(prefix.tokens)},"{as_runs(prefix.blocks)}",{prefix.copied}]'
+        for entry in batch.entries
+        if (prefix := entry.prefix) is not None
+    ]
+    if not cached and not batch.kept:
+        return ""
+    kept = [f"[{each.request_id},{each.first_block},{each.n},{each.twin}]" for each in batch.kept]
+    members = [f'"{name}":[{",".join(rows)}]' for name, rows in (("cached", cached), ("kept", kept)) if rows]
+    return ",{" + ",".join(members) + "}"

@@ -14,6 +14,7 @@ from orcaserve.core import (
     FinishReason,
     Increment,
     IterationResult,
+    Kept,
     LiveRequests,
     Phase,
     Progress,
@@ -26,6 +27,7 @@ from orcaserve.scheduler.deadlines import Deadlines
 from orcaserve.scheduler.describe import describe_live
 from orcaserve.scheduler.kept_logprobs import KeptLogprobs, describe
 from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy, Selection
+from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.scheduler.recorder import Standing
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
@@ -50,6 +52,7 @@ class Scheduler:
 
     n_slots: size of the K/V region in tokens; max_bs: most requests of a batch; n_workers: most batches in flight;
     page_size: slots that the K/V manager hands out together, to which reservations are rounded up.
+    prefixes: what requests may share; None: nothing.
     """
 
     def __init__(
@@ -59,13 +62,18 @@ class Scheduler:
         n_workers: int = 1,
         page_size: int = 1,
         policy: SchedulingPolicy | None = None,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         assert max_bs >= 1 and n_workers >= 1
         self.max_bs = max_bs
         self.n_workers = n_workers
         self._policy: SchedulingPolicy = policy or IterationLevelFCFS()
         self._pool = RequestPool()
-        self._ledger = SlotLedger(n_slots, page_size)
+        assert prefixes is None or not self._policy.holds_back, "who is held back has no tokens to share"
+        self._ledger = SlotLedger(n_slots, page_size, prefixes)
+        self._shared_page = 0 if prefixes is None else page_size
+        self._kept: list[Kept] = []  # of the batch that is being made
+        self._n_cached = 0
         self._in_flight: deque[tuple[Batch, list[Request]]] = deque()  # oldest first, with the requests of its entries
         self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
@@ -167,13 +175,18 @@ class Scheduler:
             selection.preempted, self._untold = [*self._untold, *selection.preempted], []
         self.selection = selection
         self._n_batches += 1
-        for request in selection.requests:
+        entries = tuple(map(self._entry, selection.requests))
+        for request, entry in zip(selection.requests, entries, strict=True):
             if request.state is _INITIATION:
+                self._n_cached += entry.position
                 self._n_waiting_tokens -= request.n_input
                 if not self._has_begun(request):
-                    self._beginnings[request.id] = Began(now - request.arrival, self._ledger.used_by(request.id))
-        batch = Batch(self._n_batches, tuple(map(self._entry, selection.requests)), tuple(self._drops))
+                    self._beginnings[request.id] = Began(now - request.arrival, entry.position)
+        batch = Batch(
+            self._n_batches, entries, tuple(self._drops), tuple(self._kept), self._ledger.take_evicted()
+        )  # fmt: skip
         self._drops.clear()
+        self._kept.clear()
         for request in selection.requests:
             request.state = _RUNNING
         self._in_flight.append((batch, selection.requests))
@@ -200,6 +213,7 @@ class Scheduler:
             elif self._overdue and request.id in self._overdue:
                 news.append(self._end(request, FinishReason.ERROR, error=TIMED_OUT))
             elif request.id in failures:
+                self._ledger.withdraw(request.id)
                 news.append(self._end(request, FinishReason.ERROR, error=failures[request.id]))
             elif not entry.n_to_come:
                 request.output.append(token)
@@ -236,6 +250,7 @@ class Scheduler:
             news.append(Progress(request.id, None, reason, error))
         self._in_flight.clear()
         self._drops.clear()
+        self._ledger.clear()
         return news
 
     def status(self, iteration_seconds: float = 0.0, scheduler_seconds: float = 0.0) -> EngineStatus:
@@ -260,6 +275,8 @@ class Scheduler:
             n_recomputed=self._n_recomputed,
             n_waiting_tokens=self._n_waiting_tokens,
             n_late=self._n_late,
+            n_cached=self._n_cached,
+            n_kept=self._ledger.n_kept,
         )
 
     def standing(self) -> Standing:
@@ -300,11 +317,17 @@ class Scheduler:
         """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
         if request.state is _INCREMENT:
             newest = request.output[-1] if request.output else request.input_ids[-1]  # none: it is only computed on
-            return Increment(request.id, newest, self._ledger.used_by(request.id))
+            position = self._ledger.used_by(request.id)
+            if self._shared_page and not (position + 1) % self._shared_page:
+                self._keep(request, position + 1)
+            return Increment(request.id, newest, position)
         tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
+        prefix = self._ledger.begin(request, self._n_batches) if request.state is _INITIATION else None
         position = self._ledger.used_by(request.id)
         n_left = len(tokens) - position
-        n = self._policy.piece(request, n_left)
+        n = min(self._policy.piece(request, n_left), n_left)  # more may be there than when the policy looked
+        if self._shared_page:
+            self._keep(request, position + n)
         if n < len(tokens):
             tokens = tokens[position : position + n]
         scoring = None
@@ -312,12 +335,23 @@ class Scheduler:
             follower = request.input_ids[position + n] if n < n_left else None
             scoring = Scoring(request.params.prompt_logprobs, follower)
         if n < n_left:
-            return BatchEntry(request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n, scoring=scoring)
+            self._n_recomputed += n if request.n_iterations else 0
+            return BatchEntry(
+                request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n, scoring=scoring, prefix=prefix
+            )
         if request.n_iterations:  # preempted
-            self._n_recomputed += position + n - 1
+            self._n_recomputed += n - 1
         settings = request.params, request.stop_ids, request.seed
         n_output = len(request.output)
-        return BatchEntry(request.id, Phase.INITIATION, tokens, position, *settings, n_output, scoring=scoring)
+        return BatchEntry(
+            request.id, Phase.INITIATION, tokens, position, *settings, n_output, scoring=scoring, prefix=prefix
+        )
+
+    def _keep(self, request: Request, end: int) -> None:
+        """Its tokens up to this index are there once the batch that is being made has run."""
+        kept = self._ledger.keep(request, end, self._n_batches)
+        if kept is not None:
+            self._kept.append(kept)
 
     def _preempt(self, request: Request) -> None:
         """The policy has taken its slots back: its K/V is dropped, and it starts anew."""
@@ -382,6 +416,7 @@ class Scheduler:
             self._drops.append(request.id)
         else:
             self._n_waiting_tokens -= request.n_input
+        self._ledger.forget(request.id)
         self._deadlines.forget(request.id)
         self._overdue.discard(request.id)
         self._logprobs.forget(request.id)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
-from orcaserve.core import BatchEntry, Request
+from orcaserve.core import BatchEntry, Kept, Prefix, Request
+from orcaserve.scheduler.prefix_cache import Block, PrefixCache
 
 
 class SlotLedger:
@@ -13,19 +15,33 @@ class SlotLedger:
     The K/V manager hands slots out in pages, so a reservation is rounded up to whole pages: what is booked here is what
     the manager can really need. page_size 1 gives the paper's exact counter. Every total is O(1).
 
+    With a PrefixCache a page is either a request's own or a block, which any number of requests may have in their page
+    tables. A page that a request fills becomes a block where it lies. At any time
+
+        own pages of all requests + blocks in use  = n_reserved / page_size
+        n_reserved + blocks that nobody uses       <= n_slots               (those are n_kept, evicted when this lacks)
+
+    and a request's own pages are all that it can still need: so whoever was admitted can always go on.
+
     n_slots: usable size of the region, a multiple of page_size (a last, partial page cannot be handed out).
-    n_reserved: slots set aside for admitted requests, never more than n_slots.
-    n_used: slots that hold a token now, never more than n_reserved.
+    n_reserved: slots set aside for admitted requests, shared ones once; never more than n_slots.
+    n_used: slots that hold a token now, and full pages that an iteration under way fills; never more than n_reserved.
     """
 
-    def __init__(self, n_slots: int, page_size: int = 1) -> None:
+    def __init__(self, n_slots: int, page_size: int = 1, prefixes: PrefixCache | None = None) -> None:
         assert 1 <= page_size <= n_slots, "the K/V region holds at least one page"
+        assert prefixes is None or prefixes.page_size == page_size
         self.n_slots = n_slots - n_slots % page_size
         self.page_size = page_size
         self.n_reserved = 0
         self.n_used = 0
-        self._reserved: dict[int, int] = {}  # request id -> slots, rounded up to pages
+        self._reserved: dict[int, int] = {}  # request id -> slots of its page table, rounded up to pages
         self._used: dict[int, int] = {}  # request id -> slots
+        self._prefixes = prefixes
+        self._paths: dict[int, list[Block]] = {}  # request id -> the blocks that its page table begins with
+        self._shared: dict[int, int] = {}  # request id -> how many of those others had made
+        self._closed: set[int] = set()  # requests of which no further page becomes a block
+        self._found: dict[int, list[Block]] = {}  # of requests that were looked at and had to wait
 
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._reserved
@@ -33,6 +49,11 @@ class SlotLedger:
     def __len__(self) -> int:
         """Requests that hold a reservation."""
         return len(self._reserved)
+
+    @property
+    def n_kept(self) -> int:
+        """Slots of blocks that nobody uses: not reserved, and not free before they are evicted."""
+        return self._prefixes.n_idle * self.page_size if self._prefixes else 0
 
     def could_ever_fit(self, n: int) -> bool:
         """Whether n slots could be reserved if nobody else held any."""
@@ -44,24 +65,75 @@ class SlotLedger:
 
     def lacking(self, request: Request, n: int) -> int:
         """Slots that are missing to reserve n for the request now; 0 if they fit."""
-        return max(self.n_reserved + self.whole_pages(n) - self.n_slots, 0)
+        free = self.n_slots - self.n_reserved
+        if self.whole_pages(n) <= free:
+            return 0
+        return max(self.growth(request, n) - free, 0)
+
+    def growth(self, request: Request, n: int) -> int:
+        """What is reserved beside what is reserved now, if n slots are for the request: not the blocks in use."""
+        n = self.whole_pages(n)
+        if self._prefixes:
+            found = self._found[request.id] = self._prefixes.find(request, self._found.get(request.id, ()))
+            n -= self.page_size * sum([block.n_users > 0 for block in found])
+        return n
 
     def reserve(self, request: Request, n: int) -> None:
         """Set n slots aside for a request that has none. The caller has asked `fits` first."""
         assert request.id not in self._reserved and self.fits(request, n)
-        self._reserved[request.id] = self.whole_pages(n)
+        n = self._reserved[request.id] = self.whole_pages(n)
         self._used[request.id] = 0
-        self.n_reserved += self._reserved[request.id]
+        self.n_reserved += n
+        if self._prefixes:
+            self._paths[request.id], self._shared[request.id] = [], 0
+            self._take(request.id, self._prefixes.find(request, self._found.pop(request.id, ())))
+            self._evict()
+
+    def begin(self, request: Request, batch: int) -> Prefix | None:
+        """What a request that was reserved for has before its first iteration, in this batch: what `reserve` has found,
+        pages that earlier entries of the batch will have filled, and a copy of what is equal in the next page."""
+        if not self._prefixes:
+            return None
+        path = self._paths[request.id]
+        found = self._prefixes.find(request, path)
+        self._take(request.id, found[len(path) :])
+        blocks, part = [block.id for block in path], self._prefixes.find_part(request, path, batch)
+        n = len(path) * self.page_size
+        if part is not None:
+            source, n_copied = part
+            self._use(request.id, n_copied)
+            return Prefix(blocks, _tokens(request, n + n_copied), source.id, n_copied)
+        return Prefix(blocks, _tokens(request, n)) if n else None
+
+    def keep(self, request: Request, end: int, batch: int) -> Kept | None:
+        """The request's tokens up to index `end` are in their slots once the batch has run: full pages of them become
+        blocks, which whoever is looked at from now on may find."""
+        if not self._prefixes or request.id in self._closed:
+            return None
+        path = self._paths[request.id]
+        before = len(path)
+        own = self._own_used(request.id)
+        twin = self._prefixes.add(request, path, end, batch)
+        if twin is not None:
+            self._closed.add(request.id)
+        n = len(path) - before
+        if n:
+            self.n_used += n * self.page_size + self._own_used(request.id) - own
+        elif twin is None or twin.gone:
+            return None
+        return Kept(request.id, before, path[before].id if n else 0, n, 0 if twin is None or twin.gone else twin.id)
 
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         """Their tokens lie in slots now. These were reserved: this is why no iteration can lack memory."""
-        all_used, reserved = self._used, self._reserved
+        all_used, reserved, paths, page = self._used, self._reserved, self._paths, self.page_size
         for entry in entries:
             request_id, n = entry.request_id, len(entry.tokens)
-            used = all_used[request_id] + n
+            before = all_used[request_id]
+            used = before + n
             assert used <= reserved[request_id], "a request outgrew its reservation"
             all_used[request_id] = used
-            self.n_used += n
+            in_blocks = len(paths[request_id]) * page if paths else 0
+            self.n_used += n if before >= in_blocks else max(used - in_blocks, 0)
 
     def has_room(self, request_id: int) -> bool:
         """Whether one more token of the request finds a slot that is set aside for it."""
@@ -76,13 +148,15 @@ class SlotLedger:
         assert not self.has_room(request_id) and self.can_grow(n)
         self._reserved[request_id] += self.whole_pages(n)
         self.n_reserved += self.whole_pages(n)
+        self._evict()
 
     def latest(self) -> int:
         """Whose reservation was made last."""
         return next(reversed(self._reserved))
 
     def used_by(self, request_id: int) -> int:
-        """Slots of the request that hold a token: the token index of its next input token."""
+        """Slots of the request that hold a token: the token index of its next input token. Of one that was only just
+        reserved for: the tokens that others have computed."""
         return self._used[request_id]
 
     def reserved_by(self, request_id: int) -> int:
@@ -90,17 +164,103 @@ class SlotLedger:
         return self._reserved[request_id]
 
     def release(self, request_id: int) -> None:
-        """Return everything the request holds."""
-        self.n_reserved -= self._reserved.pop(request_id)
-        self.n_used -= self._used.pop(request_id)
+        """Return everything the request holds. What became blocks is kept, until slots lack."""
+        if not self._prefixes:
+            self.n_reserved -= self._reserved.pop(request_id)
+            self.n_used -= self._used.pop(request_id)
+            return
+        own = self._own_used(request_id)
+        path = self._paths.pop(request_id)
+        n_left = self._prefixes.leave(path) * self.page_size
+        self.n_reserved -= self._reserved.pop(request_id) - len(path) * self.page_size + n_left
+        self.n_used -= own + n_left
+        del self._used[request_id], self._shared[request_id]
+        self._closed.discard(request_id)
+
+    def held_alone(self, request_ids: Iterable[int]) -> int:
+        """Slots that nobody would have reserved any more if all these were released."""
+        n, users = 0, Counter[Block]()
+        for request_id in request_ids:
+            path = self._paths.get(request_id, ())
+            n += self._reserved[request_id] - len(path) * self.page_size
+            users.update(path)
+        return n + self.page_size * sum([block.n_users == mine for block, mine in users.items()])
+
+    def withdraw(self, request_id: int) -> None:
+        """The request has failed: nobody is to find what it has made, which may not be what it should."""
+        if not self._prefixes:
+            return
+        path, n_shared = self._paths[request_id], self._shared[request_id]
+        if len(path) > n_shared:
+            self._prefixes.withdraw(path[n_shared])
+        self._closed.add(request_id)
+
+    def forget(self, request_id: int) -> None:
+        """A request that was never reserved for has left."""
+        self._found.pop(request_id, None)
+
+    def take_evicted(self) -> tuple[int, ...]:
+        """Ids of blocks that the workers are to forget: they go before anything of the next batch is run."""
+        return self._prefixes.take_evicted() if self._prefixes else ()
+
+    def clear(self) -> None:
+        """The engine is gone, and nobody holds anything any more: nothing is kept."""
+        assert not self._reserved
+        if self._prefixes:
+            self._prefixes.clear()
 
     def check(self) -> None:
         """Assert that the running totals are the sums over requests."""
-        assert self.n_reserved == sum(self._reserved.values()) <= self.n_slots
-        assert self.n_used == sum(self._used.values()) <= self.n_reserved
         assert self._reserved.keys() == self._used.keys()
         assert all(used <= self._reserved[request_id] for request_id, used in self._used.items())
+        reserved, used = sum(self._reserved.values()), sum(self._used.values())
+        if self._prefixes:
+            assert self._reserved.keys() == self._paths.keys() == self._shared.keys() >= self._closed
+            self._prefixes.check(iter(self._paths.values()))
+            shared = self.page_size * (self._prefixes.n_blocks - self._prefixes.n_idle)
+            reserved += shared - sum(len(path) * self.page_size for path in self._paths.values())
+            used = shared + sum(map(self._own_used, self._used))
+        assert self.n_reserved == reserved <= self.n_slots
+        assert self.n_used == used <= self.n_reserved
+        assert self.n_reserved + self.n_kept <= self.n_slots
 
     def whole_pages(self, n: int) -> int:
         """What a reservation of n slots is rounded up to."""
         return -(-n // self.page_size) * self.page_size
+
+    def _take(self, request_id: int, blocks: Sequence[Block]) -> None:
+        """These follow in its page table, in the place of pages of its own."""
+        if not blocks:
+            return
+        assert self._prefixes is not None
+        n = len(blocks) * self.page_size
+        n_new = self._prefixes.use(blocks) * self.page_size
+        self._paths[request_id] += blocks
+        self._shared[request_id] += len(blocks)
+        self._used[request_id] += n
+        self.n_reserved -= n - n_new
+        self.n_used += n_new
+
+    def _use(self, request_id: int, n: int) -> None:
+        """n more of its tokens lie in slots."""
+        own = self._own_used(request_id)
+        self._used[request_id] += n
+        assert self._used[request_id] <= self._reserved[request_id], "a request outgrew its reservation"
+        self.n_used += self._own_used(request_id) - own
+
+    def _own_used(self, request_id: int) -> int:
+        """Its tokens that lie in pages of its own."""
+        return max(self._used[request_id] - len(self._paths[request_id]) * self.page_size, 0)
+
+    def _evict(self) -> None:
+        """Until own pages and blocks fit."""
+        if self._prefixes:
+            while self.n_reserved + self.n_kept > self.n_slots:
+                self._prefixes.evict()
+
+
+def _tokens(request: Request, end: int) -> Sequence[int]:
+    """The first tokens of its (next) initiation."""
+    if end <= request.n_input:
+        return request.input_ids[:end]
+    return [*request.input_ids, *request.output[: end - request.n_input]]

@@ -166,6 +166,7 @@ class Reply(ABC):
         self._n_running = len(plan.choices)
         self._error: Exception | None = None
         self._something_to_do = asyncio.Event()
+        self._choices: Sequence[Choice] = ()
 
     @abstractmethod
     def show(self, choice: Choice, text: str) -> None:
@@ -192,14 +193,19 @@ class Reply(ABC):
             raise self._error
         return as_invalid(self._error, admitted=any(choice.text.n_tokens for choice in choices))
 
+    def _n_cached(self) -> int:
+        prompts = {id(choice.request.input_ids): choice for choice in reversed(self._choices)}  # all share their ids
+        return sum(choice.life.n_cached for choice in prompts.values())
+
     def _usage(self) -> dict[str, Any]:
-        """prompt_tokens counts each prompt once; completion_tokens counts all choices, also those not in the answer."""
+        """prompt_tokens counts each prompt once, and cached_tokens what its first choice found; completion_tokens
+        counts all choices, also those not in the answer."""
         prompt, completion = self._plan.n_prompt, sum(text.n_tokens for _, text in self._plan.choices)
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"audio_tokens": 0, "cached_tokens": 0},
+            "prompt_tokens_details": {"audio_tokens": 0, "cached_tokens": self._n_cached()},
             "completion_tokens_details": {
                 "accepted_prediction_tokens": 0,
                 "audio_tokens": 0,
@@ -227,6 +233,7 @@ class WholeReply(Reply):
                 self._something_to_do.set()
 
     async def send(self, choices: Sequence[Choice]) -> None:
+        self._choices = choices
         await self._work()
         if (failure := self._failure(choices)) is not None:
             await self._exchange.send_error(failure)
@@ -267,6 +274,7 @@ class StreamedReply(Reply):
             self._something_to_do.set()
 
     async def send(self, choices: Sequence[Choice]) -> None:
+        self._choices = choices
         while True:
             await self._work()
             failure = self._failure(choices)

@@ -120,6 +120,8 @@ class _Walk:
         fed = self._fed
         for request_id in event.preempted:
             fed[request_id] = 0
+        for taken in event.taken:
+            fed[taken.id] = taken.n_cached
         lengths = dict.fromkeys(event.ids, 1) | {piece.id: piece.n_tokens for piece in event.initiations}
         shape = shape_of_sizes((length, fed.get(request_id, 0)) for request_id, length in lengths.items())
         for request_id, length in lengths.items():

@@ -22,6 +22,7 @@ from orcaserve.schedule_log.format import (
 )
 from orcaserve.scheduler.policies import PolicySettings, make_policy
 from orcaserve.scheduler.scheduler import Scheduler
+from orcaserve.simulation.recorded_texts import RecordedPrefixes, RecordedTexts
 
 STOP = 1  # the token that ends a request early; all others are 0
 
@@ -47,7 +48,11 @@ def reproduce(log: Log) -> Reproduction:
     if policy.holds_back:  # who has ended, but was not told so before the log ends, is not known
         last = max((i for i, event in enumerate(events) if _ends_of(event)), default=-1)
         events = events[: last + 1]
-    scheduler = Scheduler(settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy)
+    prefixes = RecordedPrefixes(settings.page_size, settings.shareable) if settings.prefix_caching else None
+    if prefixes is not None and not log.whole:  # what was kept from before it begins is not known
+        return Reproduction(0, None, n_left_out)
+    scheduler = Scheduler(settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy, prefixes)
+    texts = RecordedTexts(events, settings.page_size) if prefixes is not None else None
     requests: dict[int, Request] = {}
     in_flight: dict[int, Batch] = {}
     first = next((event.number for event in events if isinstance(event, HandedOut)), 1)
@@ -55,11 +60,13 @@ def reproduce(log: Log) -> Reproduction:
     for event in events:
         match event:
             case Arrived(time, known):
-                requests[known.id] = _request(known)
+                requests[known.id] = _request(known, texts)
                 scheduler.add(requests[known.id], time)
             case Cancelled(_, request_id):
                 scheduler.cancel(request_id)
             case HandedOut(time):
+                if prefixes is not None:
+                    prefixes.taken = {taken.id: taken for taken in event.taken}
                 batch = scheduler.next_batch(time)
                 if (difference := _difference(event, batch)) is not None or batch is None:
                     return Reproduction(n_same, difference, n_left_out)
@@ -70,7 +77,9 @@ def reproduce(log: Log) -> Reproduction:
                     scheduler.cancel(end.id)
             case Returned(_, number, took, ended, failing):
                 batch = in_flight.pop(number)
-                tokens = [_token(requests[entry.request_id], ends.get(entry.request_id)) for entry in batch.entries]
+                tokens = [
+                    _token(requests[entry.request_id], ends.get(entry.request_id), texts) for entry in batch.entries
+                ]
                 overdue = [end.id for end in ended if end.why is FinishReason.ERROR]
                 failures = dict.fromkeys([*failing, *overdue], "failed")
                 scheduler.complete(IterationResult(number - first + 1, tokens, failures, took))
@@ -115,15 +124,22 @@ def _ends_of(event: Event) -> Sequence[End]:
     return event.ends if isinstance(event, Returned | Cancelled | Expired | Over) else ()
 
 
-def _request(known: Known) -> Request:
-    params = SamplingParams(max_tokens=known.asked)
-    stops, output = frozenset({STOP}), [0] * known.carried
-    return Request(known.id, range(known.n_input), params, stops, terms=known.terms, output=output)
+def _request(known: Known, texts: RecordedTexts | None) -> Request:
+    stops = frozenset({STOP})
+    if texts is None:
+        params, output = SamplingParams(max_tokens=known.asked), [0] * known.carried
+        return Request(known.id, range(known.n_input), params, stops, terms=known.terms, output=output)
+    # Who has taken nothing had no chance to, or takes nothing on principle, as those who ask for log-probabilities.
+    params = SamplingParams(max_tokens=known.asked, prompt_logprobs=None if known.id in texts.takers else 0)
+    text = texts.text(known.id, known.n_input + known.carried)
+    prompt, output = text[: known.n_input], text[known.n_input :]
+    return Request(known.id, prompt, params, stops, terms=known.terms, output=output)
 
 
-def _token(request: Request, end: End | None) -> int:
-    stops = end is not None and end.why is FinishReason.STOP and len(request.output) + 1 == end.n_output
-    return STOP if stops else 0
+def _token(request: Request, end: End | None, texts: RecordedTexts | None) -> int:
+    if end is not None and end.why is FinishReason.STOP and len(request.output) + 1 == end.n_output:
+        return STOP
+    return 0 if texts is None else texts.token(request.id, request.n_input + len(request.output))
 
 
 def _difference(event: HandedOut, batch: Batch | None) -> str | None:
@@ -136,7 +152,7 @@ def _difference(event: HandedOut, batch: Batch | None) -> str | None:
         more, less = sorted(ids - set(event.ids)), sorted(set(event.ids) - ids)
         return f"{where}: with {more or 'nobody'} more and {less or 'nobody'} less than recorded"
     pieces = [
-        Piece(entry.request_id, len(entry.tokens), entry.n_to_come)
+        Piece(entry.request_id, len(entry.tokens), entry.n_to_come, len(entry.prefix.tokens) if entry.prefix else 0)
         for entry in batch.entries
         if entry.phase is Phase.INITIATION
     ]

@@ -54,6 +54,9 @@ class Backend(Protocol):
     def allocate(self, n_pages: int) -> None:
         """Make the K/V region. Called once, before the first iteration."""
 
+    def copy_page(self, source: int, target: int) -> None:
+        """A page of the K/V region, in all layers that this backend has, between two iterations."""
+
     def iterate(
         self,
         token_ids: Int32s,

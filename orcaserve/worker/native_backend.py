@@ -57,6 +57,9 @@ class NativeBackend:
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._storage)
 
+    def copy_page(self, source: int, target: int) -> None:
+        self._kv.copy_page(source, target)
+
     def iterate(
         self,
         token_ids: Int32s,

@@ -49,6 +49,9 @@ class PartBackend(PassesOn[Floats]):
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self._part.own_spec, n_pages, self._page_size, self._storage)
 
+    def copy_page(self, source: int, target: int) -> None:
+        self._kv.copy_page(source, target)
+
     def join(self, plane: DataPlane) -> None:
         """All workers at the same time: with the others, the weights are finished. Raises ModelError."""
         self._plane, part = plane, self._part

@@ -37,6 +37,9 @@ class ReferenceBackend:
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
 
+    def copy_page(self, source: int, target: int) -> None:
+        self._kv.copy_page(source, target)
+
     @torch.inference_mode()
     def iterate(
         self,

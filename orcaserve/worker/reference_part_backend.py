@@ -57,6 +57,9 @@ class ReferencePartBackend(PassesOn[Tensor]):
             n_slots = n_pages * self._page_size
             raise ConfigError("--n-slots", f"{n_slots} slots do not fit the memory of {self._device}") from error
 
+    def copy_page(self, source: int, target: int) -> None:
+        self._kv.copy_page(source, target)
+
     def join(self, plane: TensorPlane) -> None:
         self._plane = plane
 

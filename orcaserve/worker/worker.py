@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logprobs
+from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logprobs, Prefix
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.worker.backend import Backend, Outcome, load_backend
 from orcaserve.worker.facts import check_deterministic, engine_facts, n_slots_for, n_threads_for
@@ -58,29 +58,48 @@ class Worker:
             self._kv.drop(request_id)
             self._inputs.pop(request_id, None)
             self._n_top.pop(request_id, None)
+        for block in batch.evicted:
+            self._kv.evict(block)
         self._backend.sampler.drop(batch.drops)
         failures: dict[int, str] = {}
         runnable: list[BatchEntry] = []
+        kept = {each.request_id: each for each in batch.kept}
+        filled: set[int] = set()  # blocks of this iteration
+        shares = False
         for entry in batch.entries:
             why = self._fault(entry)
-            if why is None:
-                runnable.append(entry)
-            else:
+            if why is not None:
                 failures[entry.request_id] = why
+                continue
+            runnable.append(entry)
+            if entry.prefix is not None:
+                self._begin(entry.request_id, entry.prefix)
+                shares = shares or not filled.isdisjoint(entry.prefix.blocks)
+            self._kv.extend(entry.request_id, len(entry.tokens))
+            if (full := kept.get(entry.request_id)) is not None:
+                self._kv.keep(full.request_id, full.first_page, full.first_block, full.n)
+                filled.update(range(full.first_block, full.first_block + full.n))
         tokens: Sequence[int] = []
         logprobs: Mapping[int, Logprobs] = {}
         chosen_for = [entry for entry in runnable if not entry.n_to_come]
         if runnable:
-            tokens, failed, logprobs = self._iterate(runnable, chosen_for)
+            tokens, failed, logprobs = self._iterate(runnable, chosen_for, shares)
             failures |= failed
         if len(chosen_for) < len(batch.entries):
             by_id = {entry.request_id: token for entry, token in zip(chosen_for, tokens, strict=True)}
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
         return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs)
 
-    def _iterate(self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry]) -> Outcome:
-        """A token for each of `chosen_for`, and which of them mean nothing."""
-        layout = self._kv.lay_out([(entry.request_id, len(entry.tokens)) for entry in entries])
+    def _begin(self, request_id: int, prefix: Prefix) -> None:
+        """What others have computed for a request that is new here. What is copied was filled before this iteration."""
+        pages = self._kv.begin(request_id, prefix.blocks, prefix.copied, prefix.n_copied)
+        if pages is not None:
+            self._backend.copy_page(*pages)
+        self._inputs[request_id] = list(prefix.tokens)
+
+    def _iterate(self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry], shares: bool) -> Outcome:
+        """A token for each of `chosen_for`, and which of them mean nothing. They have room for their tokens."""
+        layout = self._kv.layout_of([(entry.request_id, len(entry.tokens)) for entry in entries], shares)
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
         scores = False
         for entry in entries:
@@ -107,11 +126,15 @@ class Worker:
 
     def _fault(self, entry: BatchEntry) -> str | None:
         """Why this entry cannot be run, fit to show to a client, or None. Checked before: this is the last line."""
-        if not (min(entry.tokens) >= 0 and max(entry.tokens) < self.facts.vocab_size):
+        prefix = entry.prefix
+        tokens = entry.tokens if prefix is None else [*prefix.tokens, *entry.tokens]
+        if not (min(tokens) >= 0 and max(tokens) < self.facts.vocab_size):
             return f"a token id lies outside 0..{self.facts.vocab_size - 1}"
         if entry.position + len(entry.tokens) > self.facts.context_length:
             return f"the context length of {self.facts.context_length} tokens is exceeded"
-        if entry.position != self._kv.n_tokens(entry.request_id):
+        if self._kv.n_tokens(entry.request_id) != (entry.position if prefix is None else 0):
+            return "the tokens of this request were lost"
+        if prefix is not None and not self._knows(prefix):
             return "the tokens of this request were lost"
         if (
             entry.n_to_come
@@ -120,3 +143,7 @@ class Worker:
         ):
             return f"a token id lies outside 0..{self.facts.vocab_size - 1}"
         return None
+
+    def _knows(self, prefix: Prefix) -> bool:
+        copied = prefix.n_copied == 0 or self._kv.has(prefix.copied)
+        return copied and all(map(self._kv.has, prefix.blocks))

@@ -17,9 +17,11 @@ from orcaserve.core import (
     Increment,
     InvalidRequest,
     IterationResult,
+    Kept,
     ModelNotFound,
     OrcaServeError,
     Phase,
+    Prefix,
     SamplingParams,
 )
 from orcaserve.core.spans import IterationSpans, Span
@@ -35,9 +37,14 @@ def entries(draw: st.DrawFn) -> BatchEntry:
     if draw(st.booleans()):
         return Increment(draw(request_ids), draw(token_ids), draw(token_ids))
     tokens, position = draw(st.lists(token_ids, min_size=1, max_size=20)), draw(st.just(0) | token_ids)
+    prefix = None
+    if draw(st.booleans()):
+        before = draw(st.lists(token_ids, max_size=20))
+        copied = draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 15))
+        prefix, position = Prefix(draw(st.lists(request_ids, max_size=4)), before, *copied), len(before)
     if draw(st.booleans()):
         n_to_come = draw(st.integers(1, 2**31 - 1))
-        return BatchEntry(draw(request_ids), Phase.INITIATION, tokens, position, n_to_come=n_to_come)
+        return BatchEntry(draw(request_ids), Phase.INITIATION, tokens, position, n_to_come=n_to_come, prefix=prefix)
     params = SamplingParams(
         max_tokens=draw(st.integers(1, 2**31 - 1)),
         temperature=draw(st.floats(0, 2)),
@@ -53,7 +60,11 @@ def entries(draw: st.DrawFn) -> BatchEntry:
         draw(st.frozensets(token_ids, max_size=4)),
         draw(st.integers(-(2**63), 2**63 - 1)),
         draw(st.integers(0, position + len(tokens) - 1)),
+        prefix=prefix,
     )
+
+
+kept = st.builds(Kept, request_ids, st.integers(0, 2**31 - 1), request_ids, st.integers(1, 2**31 - 1))
 
 
 @given(
@@ -61,6 +72,8 @@ def entries(draw: st.DrawFn) -> BatchEntry:
         Batch,
         st.integers(1, 2**63),
         st.lists(entries(), min_size=1, max_size=6).map(tuple),
+        st.lists(request_ids, max_size=4).map(tuple),
+        st.lists(kept, max_size=3).map(tuple),
         st.lists(request_ids, max_size=4).map(tuple),
     )
 )
@@ -109,6 +122,9 @@ def test_failures_of_no_kind_that_workers_have(kind: str) -> None:
     assert type(codec.decode_failure(wire.WorkerFailure(kind=kind, message="x"))) is EngineError
 
 
+ONE = {"request_ids": [1], "lengths": [1], "positions": [0], "tokens": [5]}
+
+
 @pytest.mark.parametrize(
     "columns",
     [
@@ -134,6 +150,9 @@ def test_failures_of_no_kind_that_workers_have(kind: str) -> None:
             "pieces": [wire.Piece(row=0, n_to_come=1)],
             "admissions": [wire.Admission(row=0)],
         },
+        {**ONE, "prefixes": [wire.Prefix(row=1)]},
+        {**ONE, "prefixes": [wire.Prefix(row=0, tokens=[3])], "pieces": [wire.Piece(row=0, n_to_come=1)]},
+        {**ONE, "prefixes": [wire.Prefix(row=0)]},
     ],
 )
 def test_columns_that_disagree(columns: dict[str, object]) -> None:

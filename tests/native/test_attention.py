@@ -26,7 +26,7 @@ Pieces = list[tuple[int, int]]  # (tokens of the iteration, tokens before it) pe
 ISAS = native.available_isas()
 HEADS = [(9, 3), (4, 4), (8, 1), (5, 1), (71, 1), (8, 2)]
 DIMS = [64, 128, 80, 96, 20, 8, 12]
-TEAMS = {1: native.Team(1), 2: native.Team(2)}
+TEAMS = {n: native.Team(n) for n in (1, 2, 3)}
 
 pieces_strategy = st.lists(
     st.tuples(st.one_of(st.just(1), st.integers(1, 70)), st.one_of(st.just(0), st.integers(0, 300), st.just(511))),
@@ -337,6 +337,45 @@ def test_a_prompt_gets_the_same_bits_whole_and_in_pieces(
     """Chunks, and tokens one by one: what a rebuilt or resumed request computes is what it computed before."""
     native.set_isa(isa)
     check_in_pieces(storage, 200, sorted(cuts | set(range(195, 200))), heads, dim)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize(
+    ("n_first", "n_pages", "tails"),
+    [(40, 2, [1, 8, 70]), (17, 1, [1, 30, 31]), (700, 40, [1, 30, 1]), (1100, 68, [1, 60, 600]), (33, 2, [1] * 12)],
+)
+def test_pages_that_a_request_of_the_same_iteration_fills(
+    isa: str, storage: str, n_first: int, n_pages: int, tails: list[int]
+) -> None:
+    """The first request fills pages; the page tables of the others begin with some of them. Each gets the bits that it
+    has with pages of its own, on any number of threads: nobody reads before all is written."""
+    native.set_isa(isa)
+    n_shared = 16 * n_pages
+    width = (9 + 2 * 3) * 64
+    head = normal(n_first, width, seed=1)
+    rows = [head, *(normal(n, width, seed=2 + i) for i, n in enumerate(tails))]
+    expected = []
+    for i, own in enumerate(rows):
+        text = own if i == 0 else np.concatenate([head[:n_shared], own])
+        pages = Pages([len(text)], 3, 64, 16, storage)
+        layout = Layout(np.array([0, len(text)], np.int32), np.zeros(1, np.int32), pages.tables)
+        expected.append(attend(text, pages.kv, layout, TEAMS[1], first_layer=1)[len(text) - len(own) :])
+    starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    contexts = np.array([0, *[n_shared] * len(tails)], np.int32)
+    for threads, cut_for in ((1, 0), (2, 0), (2, 1000), (3, 1)):
+        pages = Pages([n_first, *(n_shared + n for n in tails)], 3, 64, 16, storage)
+        pages.tables[1:, :n_pages] = pages.tables[0, :n_pages]
+        got = attend(
+            np.concatenate(rows),
+            pages.kv,
+            Layout(starts, contexts, pages.tables, shares=True),
+            TEAMS[threads],
+            first_layer=1,
+            cut_for=cut_for,
+        )
+        for part, wanted in zip(np.split(got, starts[1:-1]), expected, strict=True):
+            np.testing.assert_array_equal(part, wanted)
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig
+from orcaserve.model.spec import ModelSpec, RopeSpec
 from orcaserve.worker import facts
 
 
@@ -29,3 +30,14 @@ def test_workers_of_all_replicas_divide_the_cores(
     assert (
         facts.n_threads_for(EngineConfig(ModelConfig(Path("x"), "x", threads=threads), parallel=parallel)) == expected
     )
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("default", None), ("llama3", None), ("yarn", None), ("dynamic", 50), ("longrope", 50)]
+)
+def test_keys_of_long_texts_are_not_to_be_shared_where_they_depend_on_the_length(
+    kind: str, expected: int | None
+) -> None:
+    rope = RopeSpec(8, 8, trained_length=50, kind=kind)
+    spec = ModelSpec(16, 64, 12, 2, 4, 2, 8, 100, "rms", 1e-5, "silu", True, True, rope)
+    assert facts.engine_facts(EngineConfig(ModelConfig(Path("x"), "x")), spec, 100).shareable == expected

@@ -37,6 +37,11 @@ class KVRegion:
         page, slot = self._locate(page_table, 0, n_tokens)
         return self.keys[layer, page, slot], self.values[layer, page, slot]
 
+    def copy_page(self, source: int, target: int) -> None:
+        """All of a page to another one, in all layers: what a request wants of it, and what nobody will look at."""
+        self.keys[:, target] = self.keys[:, source]
+        self.values[:, target] = self.values[:, source]
+
     def _locate(self, page_table: Int32s, start: int, end: int) -> tuple[Tensor, Tensor]:
         tokens = torch.arange(start, end)
         page = torch.from_numpy(page_table)[tokens // self.page_size].long()

@@ -37,7 +37,9 @@ class EvenBatches(IterationLevelFCFS):
         n, free = 0, ledger.n_slots - ledger.n_reserved
         for request in pool.ready():
             if request.state is RequestState.INITIATION:
-                free -= ledger.whole_pages(self.reservation(request))
+                reservation = self.reservation(request)
+                n_slots = ledger.whole_pages(reservation)
+                free -= n_slots if n_slots <= free else ledger.growth(request, reservation)
                 if n >= most or free < 0:
                     break
                 n += 1

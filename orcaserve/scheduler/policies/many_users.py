@@ -201,8 +201,8 @@ class ManyUsers(EvenBatches):
         return ledger.fits(request, n)
 
     def _held_behind(self, ledger: SlotLedger) -> int:
-        """Slots that the background holds."""
-        return sum(ledger.whole_pages(self.reservation(request)) for request in self._back.admitted.values())
+        """Slots that nobody but the background holds."""
+        return ledger.held_alone(self._back.admitted) if self._back.admitted else 0
 
     def _n_admissible(self, pool: RequestPool, ledger: SlotLedger, most: int) -> int:
         """Those in front count as if the background held nothing; it counts if they all do."""
@@ -211,7 +211,9 @@ class ManyUsers(EvenBatches):
         for lane, taken in ((self._front, 0), (self._back, held)):
             free -= taken
             for request in lane.waiting:
-                free -= ledger.whole_pages(self.reservation(request))
+                reservation = self.reservation(request)
+                n_slots = ledger.whole_pages(reservation)
+                free -= n_slots if n_slots <= free else ledger.growth(request, reservation)
                 if n >= most or free < 0:
                     return n
                 n += 1
