@@ -47,8 +47,9 @@ class Driven:
 
     def __init__(self, policy: str, n_workers: int, seed: int) -> None:
         self.now, self.rng = 0.0, random.Random(seed)
-        made_of = Settings(policy, MAX_BS, N_SLOTS, 4, n_workers, LONGEST, 1, True, "m")
-        chooses = make_policy(policy, PolicySettings(n_workers, LONGEST, 1 if n_workers > 1 else None, True))
+        microbatch_size = 1 if n_workers > 1 else None
+        made_of = Settings(policy, MAX_BS, N_SLOTS, 4, n_workers, LONGEST, microbatch_size, True, "m")
+        chooses = make_policy(policy, PolicySettings(n_workers, LONGEST, microbatch_size, True))
         self.scheduler = Scheduler(N_SLOTS, MAX_BS, n_workers, 4, chooses)
         self.kept, self.watched = Memory(), Memory()
         run = Run("r", 1.0, 0.0)
