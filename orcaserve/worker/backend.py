@@ -33,6 +33,8 @@ class Sampler(Protocol):
         """output: what was put out for the request before, by an engine that is gone or until it was preempted."""
 
     def drop(self, request_ids: Iterable[int]) -> None: ...
+    def prepare(self) -> None:
+        """After an iteration's outcome was passed on: do what the next one need not wait for then."""
 
 
 class Backend(Protocol):

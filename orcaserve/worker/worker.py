@@ -78,6 +78,10 @@ class Worker:
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
         return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs)
 
+    def prepare(self) -> None:
+        """After a result was passed on: do what the next iteration need not wait for then."""
+        self._backend.sampler.prepare()
+
     def _iterate(self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry]) -> Outcome:
         """A token for each of `chosen_for`, and which of them mean nothing."""
         layout = self._kv.lay_out([(entry.request_id, len(entry.tokens)) for entry in entries])
