@@ -120,8 +120,8 @@ def _as_lark(grammar: Grammar, writable: Writable) -> str:
 
 
 def _prepared_lark(lark: str, writable: Writable) -> str:
-    """What holds for JSON schemas holds for those within a Lark grammar, after `%json`; and its own literals and patterns
-    that name what cannot be written become terminals that lack it."""
+    """JSON schemas within it, after `%json`, are prepared as any; literals and patterns that name what cannot be written
+    become terminals that lack it."""
     parts, at = [], 0
     terminals: list[str] = []
     name = "UNWRITABLE"

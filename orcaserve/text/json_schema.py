@@ -67,7 +67,7 @@ MAX_POINTER = 100  # characters of a client's own words in an error
 
 
 def prepare(schema: Any, writable: Writable = EVERYTHING) -> dict[str, Any]:
-    """The schema for the compiler. Raises InvalidRequest (for the field `grammar`) with the keyword at fault, and where."""
+    """The schema for the compiler. Raises InvalidRequest (for the field `grammar`): the keyword at fault, and where."""
     if schema is True:
         return {"x-guidance": OPTIONS}
     if not isinstance(schema, dict):
@@ -159,9 +159,9 @@ def _check_plain(keyword: str, value: Any, at: str) -> None:
         expected = "a list of one value or more"
     elif keyword in ("pattern", "$ref", "format") and not isinstance(value, str):
         expected = "a text"
-    elif keyword in ("minimum", "maximum") and not number:
-        expected = "a number"
-    elif keyword in ("exclusiveMinimum", "exclusiveMaximum") and not number and not isinstance(value, bool):
+    elif keyword in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum") and not number:
+        if keyword.startswith("exclusive") and isinstance(value, bool):  # as in an old draft
+            return
         expected = "a number"
     elif keyword == "multipleOf" and not (number and value > 0):
         expected = "a number greater than 0"

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams, TokenLogprobs
 from orcaserve.model.spec import ModelSpec
-from orcaserve.worker.backend import Sampler
+from orcaserve.worker.backend import Remembers
 from orcaserve.worker.resources import available_cores
 
 if TYPE_CHECKING:  # late: most workers never see a grammar
@@ -51,7 +51,7 @@ MOST_ALONE = 0.001  # s of masks for which one thread does: to wake more takes a
 _log = logging.getLogger(__name__)
 
 
-class Samples(Sampler, Protocol[Logits]):
+class Samples(Remembers, Protocol[Logits]):
     """The sampler that is constrained."""
 
     def sample(
@@ -132,7 +132,7 @@ class ConstrainedSampler(Generic[Logits]):
             self._followed.pop(request_id, None)
 
     def prepare(self) -> None:
-        """What was chosen has been passed on: make ready what may follow. Whoever does not call it waits longer later."""
+        """What was chosen was passed on: make ready what may follow. Whoever does not call it waits longer later."""
         if self._to_prepare:
             followed = [one for id_, one in self._to_prepare.items() if self._followed.get(id_) is one]
             self._to_prepare.clear()

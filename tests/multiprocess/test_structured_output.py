@@ -145,7 +145,9 @@ def test_the_default_model(default_model: Path) -> None:
         odd = {"structured_outputs": {"grammar": r"start: /a\x{40000}/"}}
         with ThreadPoolExecutor(6) as pool:
             bodies = [odd, {}] * 3
-            answers = list(pool.map(lambda own: serve.post("/v1/completions", prompt="The", max_tokens=8, **own), bodies))
+            answers = list(
+                pool.map(lambda own: serve.post("/v1/completions", prompt="The", max_tokens=8, **own), bodies)
+            )
         for answer in answers[::2]:
             assert answer.status_code == 500 and "cannot write" in answer.json()["error"]["message"]
         assert [answer.status_code for answer in answers[1::2]] == [200] * 3

@@ -201,8 +201,8 @@ def test_texts_and_patterns_that_are_left(compilers: dict[str, Compiler]) -> Non
 
 
 def test_a_way_that_ends_nowhere(compilers: dict[str, Compiler]) -> None:
-    """Characters by their numbers are not looked for in Lark's notation, nor is one rule after another: that is found out
-    on the way."""
+    """Characters by their numbers are not looked for in Lark's notation, and of a rule's parts each is looked at alone:
+    that is found out on the way."""
     compiler = compilers["default_tokenizer"]
     for lark in (r"start: /0\x{40000}/", f'start: "0" WORD\nWORD: /a+{ODD}/'):
         matcher = compiler.compile(Grammar.lark(lark))

@@ -133,9 +133,7 @@ def test_constrained_and_free_requests_side_by_side(new_rig: Callable[[], Rig]) 
 
 @given(st.lists(st.tuples(RANDOM, st.sampled_from([0, 0.7, 1.5])), min_size=1, max_size=4), st.integers(0, 99))
 @settings(max_examples=25)
-def test_what_is_prepared_changes_no_token(
-    vocabulary: Vocabulary, wanted: list[tuple[Any, float]], seed: int
-) -> None:
+def test_what_is_prepared_changes_no_token(vocabulary: Vocabulary, wanted: list[tuple[Any, float]], seed: int) -> None:
     """Nor whether masks come one after the other or on many threads, whichever sampler it is."""
     outputs = []
     for kind, prepares, alone in (
