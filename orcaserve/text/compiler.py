@@ -120,8 +120,8 @@ def _as_lark(grammar: Grammar, writable: Writable) -> str:
 
 
 def _prepared_lark(lark: str, writable: Writable) -> str:
-    """JSON schemas within it, after `%json`, are prepared as any; literals and patterns that name what cannot be written
-    become terminals that lack it."""
+    """JSON schemas within it, after `%json`, are prepared as any; what it has of literals and patterns that cannot be
+    written becomes terminals that lack it."""
     parts, at = [], 0
     terminals: list[str] = []
     name = "UNWRITABLE"
