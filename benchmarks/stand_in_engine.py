@@ -42,6 +42,8 @@ class StandIn:
         self._ended = time.perf_counter()
         return IterationResult(batch.iteration, tokens, {}, self._ended - started)
 
+    def prepare(self) -> None: ...
+
 
 def install() -> list[StandIn]:
     """Have EngineHost.load take stand-ins, in this process; returns a list of those it has taken."""

@@ -227,6 +227,8 @@ void describe_token(const Row& r, const float* raw, double log_mass, int32_t tok
   l.logprob = static_cast<float>(static_cast<double>(raw[token]) - log_mass);
 }
 
+// The mask goes before all else. A pass over the row is spared where the best token without it is one that it allows: so
+// it is the best with it, for what is adjusted is adjusted one by one.
 void sample_row(SampleRow& s, int vocab, uint8_t* piece) {
   Scratch m = lay_out(piece, s.logits, vocab);
   Row& r = m.row;
@@ -240,17 +242,22 @@ void sample_row(SampleRow& s, int vocab, uint8_t* piece) {
     summarise(r);
     log_mass = describe(m, *s.logprobs);
   }
-  if (s.mask) apply_mask(r, s.mask);
+  const bool greedy = s.temperature == 0;
+  if (s.mask && !greedy) apply_mask(r, s.mask);
   if (s.n_seen | s.n_counted | s.n_bias | s.n_excluded) {
     __builtin_memset(r.changed, 0, static_cast<size_t>(r.n_blocks));
     adjust(r, s);
     take_changed_maxima(r);
   }
   summarise(r);
+  if (s.mask && greedy && !allows(s.mask, r.best == kMinusInfinity ? 0 : first_best(r))) {
+    apply_mask(r, s.mask);
+    summarise(r);
+  }
   s.status = SampleStatus::kAllExcluded;
   if (r.best == kMinusInfinity) return;
   const bool cut = s.top_k > 0 || s.top_p < 1 || s.min_p > 0;
-  s.token = s.temperature == 0 ? first_best(r) : cut ? draw_from_best(m, s) : draw_from_all(m, s);
+  s.token = greedy ? first_best(r) : cut ? draw_from_best(m, s) : draw_from_all(m, s);
   s.status = SampleStatus::kOk;
   if (s.logprobs) describe_token(r, m.raw, log_mass, s.token, *s.logprobs);
 }

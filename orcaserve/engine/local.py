@@ -23,6 +23,9 @@ class RunsBatches(Protocol):
     """What LocalEngine needs of a worker."""
 
     def run(self, batch: Batch) -> IterationResult: ...
+    def prepare(self) -> None:
+        """After a result was passed on: do what the next iteration need not wait for then."""
+
     @property
     def progress(self) -> int:
         """Changes whenever a piece of an iteration is begun; for any thread."""
@@ -85,12 +88,15 @@ class LocalEngine:
             return
         started = time.monotonic_ns()
         try:
-            result = self._worker.run(batch)
+            self._pass_on(batch, self._worker.run(batch), started)
+            self._worker.prepare()
         except Exception as error:
             _log.exception("iteration %d failed", batch.iteration)
             self._over = True
             self._deliver(EngineFailure(f"iteration {batch.iteration} failed: {type(error).__name__}"))
-            return
+
+    def _pass_on(self, batch: Batch, result: IterationResult, started: int) -> None:
+        assert self._deliver is not None
         if self._timeline.wanted:
             span = Span(COMPUTE, started, time.monotonic_ns())
             self._timeline.add(WORKER, IterationSpans(batch.iteration, len(batch.entries), batch.n_tokens, [span]))

@@ -330,6 +330,9 @@ UNSUPPORTED: dict[str, _Harmless] = {
 }
 
 
+INSTEAD = {"functions": ": use tools", "function_call": ": use tool_choice"}  # OpenAI's own advice
+
+
 def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[str]:
     """Refuse what is asked for and not served; return the names of fields that have no effect, also of those inside
     others (`stream_options.x`, `messages.content.x`).
@@ -342,7 +345,8 @@ def check_fields(body: Mapping[str, Any], known: Mapping[str, Field]) -> list[st
             ignored += dict.fromkeys(_unknown_inside(name, value, known[name].schema))
         elif name in UNSUPPORTED:
             if not UNSUPPORTED[name](value):
-                raise InvalidRequest(name, f"{name} is not supported", code="unsupported_parameter")
+                instead = INSTEAD.get(name, "")
+                raise InvalidRequest(name, f"{name} is not supported{instead}", code="unsupported_parameter")
         elif name == "best_of":
             _check_best_of(value, body.get("n"))
         else:

@@ -18,7 +18,7 @@ Outcome = tuple[Sequence[int], dict[int, str], Mapping[int, Logprobs]]
 """Of an iteration: a token per request, request id -> why it cannot go on, request id -> what was wanted."""
 
 
-class Sampler(Protocol):
+class Remembers(Protocol):
     """What remembers the requests whose tokens are chosen."""
 
     def admit(
@@ -33,6 +33,13 @@ class Sampler(Protocol):
         """output: what was put out for the request before, by an engine that is gone or until it was preempted."""
 
     def drop(self, request_ids: Iterable[int]) -> None: ...
+
+
+class Sampler(Remembers, Protocol):
+    """What a backend chooses tokens with."""
+
+    def prepare(self) -> None:
+        """After an iteration's outcome was passed on: do what the next one need not wait for then."""
 
 
 class Backend(Protocol):

@@ -211,6 +211,10 @@ class WorkerController:
                 self._server.send(message)
         self._backend.spans.clear()
         self._n_run += 1
+        try:
+            self._worker.prepare()
+        except Exception as error:
+            self._fail(error, f"what follows iteration {batch.iteration} failed")
 
     def _fail(self, error: Exception, what: str) -> None:
         """Tell the master, and end. What an iteration has left behind is unknown."""

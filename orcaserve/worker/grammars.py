@@ -1,14 +1,15 @@
 """ConstrainedSampler: a sampler, and the grammars of those of its requests that have one.
 
-    sample(logits, request_ids)   waits for the masks; the tokens that it chooses are entered into their grammars, and
-         |       \\                masks of what may follow are computed, on threads without the interpreter lock,
-    scheduler,    masks           while the scheduler chooses the next batch and the model computes it
-     forward     /
-         |      /
+    sample(logits, request_ids)   tokens that keep to the masks
+         |
+    prepare()                     they are entered into their grammars, and masks of what may follow are computed, while
+         |                        the scheduler takes the tokens and chooses the next batch
+    begin(request_ids)            grammars of new requests are compiled, on a thread beside the forward pass
+         |
     sample(logits, request_ids)
 
-Requests that come new get theirs in `begin`, beside the forward pass of their initiation; grammars are compiled there
-too. They have been compiled once before, at the door, within the same limits. What goes wrong with a grammar is the
+Masks are not computed beside a forward pass: on a CPU its threads need the cores themselves, and wait for each other.
+Grammars have been compiled once before, at the door, within the same limits. What goes wrong with a grammar is the
 failure of its request alone.
 """
 
@@ -17,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 
 from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams, TokenLogprobs
 from orcaserve.model.spec import ModelSpec
-from orcaserve.worker.backend import Sampler
+from orcaserve.worker.backend import Remembers
 from orcaserve.worker.resources import available_cores
 
 if TYPE_CHECKING:  # late: most workers never see a grammar
@@ -43,12 +45,13 @@ Logits = TypeVar("Logits", contravariant=True)
 
 MAX_COMPILED = 32  # grammars whose beginnings are kept
 MAX_COMPILED_CHARACTERS = 2**18  # of their texts
-MAX_THREADS = 8  # that compute masks; they run beside the model's
+MAX_THREADS = 8  # that compute masks
+MOST_ALONE = 0.001  # s of masks for which one thread does: to wake more takes as long as the masks
 
 _log = logging.getLogger(__name__)
 
 
-class Samples(Sampler, Protocol[Logits]):
+class Samples(Remembers, Protocol[Logits]):
     """The sampler that is constrained."""
 
     def sample(
@@ -65,7 +68,8 @@ class _Followed:
     """A request's way through its grammar.
 
     to_enter: tokens that were put out and are not in the matcher yet. n_output: how many were put out.
-    failure: why it cannot go on. coming: masks, its own for the next token among them.
+    failure: why it cannot go on. mask: of the next token, if it is known and the request can go on. coming: it is being
+    found out on the thread.
     """
 
     grammar: Grammar
@@ -75,7 +79,8 @@ class _Followed:
     n_output: int
     matcher: LLMatcher | None = None
     failure: str | None = None
-    coming: Future[Masks] | None = None
+    mask: NDArray[np.uint32] | None = None
+    coming: Future[None] | None = None
 
     def unwelcome(self, eos_ids: frozenset[int]) -> frozenset[int]:
         """Ids that end the text and are not to come next while there is another way on."""
@@ -100,6 +105,7 @@ class ConstrainedSampler(Generic[Logits]):
         self._sampler = sampler
         self._grammars = _Grammars(read_vocabulary)
         self._followed: dict[int, _Followed] = {}
+        self._to_prepare: dict[int, _Followed] = {}
         self._thread: ThreadPoolExecutor | None = None
 
     def admit(
@@ -125,11 +131,25 @@ class ConstrainedSampler(Generic[Logits]):
         for request_id in ids:
             self._followed.pop(request_id, None)
 
+    def prepare(self) -> None:
+        """What was chosen was passed on: make ready what may follow. Whoever does not call it waits longer later."""
+        if self._to_prepare:
+            followed = [one for id_, one in self._to_prepare.items() if self._followed.get(id_) is one]
+            self._to_prepare.clear()
+            self._grammars.follow(followed)
+
     def begin(self, request_ids: Sequence[int]) -> None:
         """These requests are to be sampled next; returns at once."""
-        if self._followed:
-            known = {id_: self._followed[id_] for id_ in request_ids if id_ in self._followed}
-            self._compute_masks({id_: one for id_, one in known.items() if one.coming is None})
+        if not self._followed:
+            return
+        known = (self._followed.get(request_id) for request_id in request_ids)
+        new = [one for one in known if one is not None and one.mask is None and one.failure is None]
+        if new:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, "grammars", _leave_the_core)
+            coming = self._thread.submit(self._grammars.follow, new)
+            for one in new:
+                one.coming = coming
 
     def sample(self, logits: Logits, request_ids: Sequence[int]) -> tuple[list[int], dict[int, str]]:
         """As the sampler's, after `begin` with the same requests."""
@@ -150,15 +170,6 @@ class ConstrainedSampler(Generic[Logits]):
         """As the sampler's: a prompt may be anything."""
         return self._sampler.score(logits, tokens, n_top)
 
-    def _compute_masks(self, followed: Mapping[int, _Followed]) -> None:
-        if not followed:
-            return
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "grammars", _leave_the_core)
-        coming = self._thread.submit(self._grammars.masks_of, followed)
-        for one in followed.values():
-            one.coming = coming
-
     def _masks_of(self, request_ids: Sequence[int]) -> Masks | None:
         """Waited for. Requests whose grammar has failed have none."""
         if not self._followed:
@@ -166,19 +177,22 @@ class ConstrainedSampler(Generic[Logits]):
         masks = {}
         for request_id in request_ids:
             one = self._followed.get(request_id)
-            if one is not None:
-                assert one.coming is not None, "begun before it is sampled"
-                mask = one.coming.result().get(request_id)
+            if one is None:
+                continue
+            if one.coming is not None:
+                one.coming.result()
                 one.coming = None
-                if mask is not None:
-                    masks[request_id] = mask
+            if one.mask is not None:
+                masks[request_id] = one.mask
+                one.mask = None
+            else:
+                assert one.failure is not None, "begun before it is sampled"
         return masks
 
     def _note(self, request_ids: Sequence[int], tokens: Sequence[int], failures: dict[int, str]) -> None:
-        """What was chosen, and begin with what may follow; of those whose grammar has failed, that it has."""
+        """What was chosen; of those whose grammar has failed, that it has."""
         if not self._followed:
             return
-        on = {}
         for request_id, token in zip(request_ids, tokens, strict=True):
             one = self._followed.get(request_id)
             if one is None:
@@ -189,41 +203,39 @@ class ConstrainedSampler(Generic[Logits]):
                 one.to_enter.append(token)
                 one.n_output += 1
                 if token not in one.stop_ids:
-                    on[request_id] = one
-        self._compute_masks(on)
+                    self._to_prepare[request_id] = one
 
 
 class _Grammars:
-    """What is done on the thread: everything with a matcher."""
+    """Everything with a matcher. Called by one thread at a time; it is begun with by one that may use all cores."""
 
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._read_vocabulary = read_vocabulary
         self._compiler: Compiler | None = None
-        self._executor: LLExecutor | None = None
+        self._executors: dict[int, LLExecutor] = {}  # number of threads -> those
+        self._seconds = 0.0  # of one thread for one mask, the last time
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()  # the one used last at the end
 
-    def masks_of(self, followed: Mapping[int, _Followed]) -> Masks:
-        """Of those that can go on; the others have their failure set."""
-        for one in followed.values():
+    def follow(self, followed: Sequence[_Followed]) -> None:
+        """Enter what was chosen, and set each one's mask of what may come next, or its failure."""
+        for one in followed:
             if one.matcher is None and one.failure is None:
                 self._start(one)
-        going = {request_id: one for request_id, one in followed.items() if one.failure is None}
+        going = [one for one in followed if one.failure is None]
         if not going:
-            return {}
+            return
         assert self._compiler is not None
         from orcaserve.text.compiler import failure_of
 
-        self._enter(list(going.values()))
-        rows = self._fill([one.matcher for one in going.values()])
-        masks = {}
-        for (request_id, one), row in zip(going.items(), rows, strict=True):
+        self._enter(going)
+        rows = self._fill([one.matcher for one in going])
+        for one, row in zip(going, rows, strict=True):
             assert one.matcher is not None
             if one.matcher.is_error():
                 one.failure = failure_of(one.matcher)
             else:
-                masks[request_id] = row
                 _hold_back(row, one.unwelcome(self._compiler.vocabulary.eos_ids))
-        return masks
+                one.mask = row
 
     def _start(self, one: _Followed) -> None:
         try:
@@ -242,7 +254,7 @@ class _Grammars:
             from orcaserve.text.compiler import Compiler
 
             self._compiler = Compiler(self._read_vocabulary())
-            self._executor = LLExecutor(min(available_cores(), MAX_THREADS))
+            self._executors = {n: LLExecutor(n) for n in (1, min(available_cores(), MAX_THREADS))}
         known = self._compiled.pop(grammar, None)
         matcher = self._compiler.compile(grammar) if known is None else known
         self._compiled[grammar] = matcher
@@ -252,28 +264,26 @@ class _Grammars:
 
     def _enter(self, followed: Sequence[_Followed]) -> None:
         """The tokens that were chosen. One that ends a text is none of it."""
-        assert self._compiler is not None and self._executor is not None
+        assert self._compiler is not None
         eos_ids = self._compiler.vocabulary.eos_ids
-        single: list[tuple[LLMatcher, int]] = []
         for one in followed:
             assert one.matcher is not None
             tokens = [token for token in one.to_enter if token not in eos_ids]
             one.to_enter.clear()
-            if len(tokens) == 1:
-                single.append((one.matcher, tokens[0]))
-            elif tokens:  # output of before
+            if tokens:
                 one.matcher.consume_tokens(tokens)
-        if single:
-            self._executor.consume_token_par(single)
 
     def _fill(self, matchers: Sequence[Any]) -> NDArray[np.uint32]:
         """[len(matchers), vocabulary / 32 rounded up]; where the text may end, all ids that end it are allowed."""
-        assert self._compiler is not None and self._executor is not None
+        assert self._compiler is not None
         vocabulary = self._compiler.vocabulary
         n, width = len(matchers), -(-len(vocabulary.texts) // 32)
         rows = np.empty((n, width), np.uint32)
         indexed = [(matcher, row) for row, matcher in enumerate(matchers)]
-        self._executor.unsafe_compute_mask_ptr(indexed, rows.ctypes.data, 4 * width, n)
+        n_threads = 1 if n * self._seconds < MOST_ALONE else max(self._executors)
+        started = time.perf_counter()
+        self._executors[n_threads].unsafe_compute_mask_ptr(indexed, rows.ctypes.data, 4 * width, n)
+        self._seconds = (time.perf_counter() - started) * n_threads / n
         eos = self._compiler.eos_id
         may_end = (rows[:, eos // 32] >> np.uint32(eos % 32)) & np.uint32(1)
         for other in vocabulary.eos_ids - {eos}:
@@ -283,12 +293,12 @@ class _Grammars:
 
 def _hold_back(row: NDArray[np.uint32], ids: frozenset[int]) -> None:
     """Exclude ids, unless there is nothing else."""
-    if not ids:
+    held = [token for token in ids if token // 32 < len(row) and row.item(token // 32) >> token % 32 & 1]
+    if not held:
         return
     kept = row.copy()
-    for token in ids:
-        if token // 32 < len(kept):
-            kept[token // 32] &= ~np.uint32(1 << token % 32)
+    for token in held:
+        kept[token // 32] &= ~np.uint32(1 << token % 32)
     if kept.any():
         row[:] = kept
 

@@ -90,6 +90,10 @@ class Worker:
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
         return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs)
 
+    def prepare(self) -> None:
+        """After a result was passed on: do what the next iteration need not wait for then."""
+        self._backend.sampler.prepare()
+
     def _begin(self, request_id: int, prefix: Prefix) -> None:
         """What others have computed for a request that is new here. What is copied was filled before this iteration."""
         pages = self._kv.begin(request_id, prefix.blocks, prefix.copied, prefix.n_copied)

@@ -47,6 +47,8 @@ class FakeWorker:
             raise RuntimeError("a secret of the log")
         return IterationResult(batch.iteration, [entry.position + len(entry.tokens) for entry in batch.entries])
 
+    def prepare(self) -> None: ...
+
 
 @dataclass
 class Counted:

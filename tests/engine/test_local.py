@@ -46,6 +46,8 @@ class FakeWorker:
             raise RuntimeError("a secret of the log")
         return IterationResult(batch.iteration, [entry.position + len(entry.tokens) for entry in batch.entries])
 
+    def prepare(self) -> None: ...
+
 
 def batch(iteration: int, token: int = 1) -> Batch:
     return Batch(iteration, (BatchEntry(1, Phase.INITIATION, [token], 0, SamplingParams()),))

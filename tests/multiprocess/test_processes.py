@@ -105,20 +105,28 @@ async def test_no_tcp_and_no_cpu_when_idle(engine: EngineProcess) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
 async def test_an_engine_that_dies_is_noticed_at_once(engine: EngineProcess, signum: int) -> None:
+    """One request has room at a time, and all would take some 200,000 iterations: whatever ends by itself before the
+    signal takes effect, the last ones do not, however fast the machine is or slow this process."""
     client = await engine.connect(60)
-    streams = [client.submit(long_request(i)) for i in range(3)]
-    await anext(streams[0])
+    streams = [client.submit(long_request(i, 4000)) for i in range(50)]
+    first = await anext(streams[0])
     started = time.monotonic()
     os.kill(engine.pid, signum)
-    for stream in streams:
-        end = [p async for news in stream for p in news][-1]
-        assert end == Progress(stream.request_id, None, FinishReason.ERROR, ENGINE_LOST)
+    news = [list(first), *([] for _ in streams[1:])]
+    for own, stream in zip(news, streams, strict=True):
+        own += [p async for some in stream for p in some]
+    n_whole = sum(own[-1].finish_reason is FinishReason.LENGTH for own in news)
+    assert n_whole < len(streams) - 2
+    for own in news[:n_whole]:
+        assert sum(p.token is not None for p in own) == 4000
+    for own, stream in list(zip(news, streams, strict=True))[n_whole:]:
+        assert own[-1] == Progress(stream.request_id, None, FinishReason.ERROR, ENGINE_LOST)
     await client.closed.wait()
     code = await engine.wait()
     assert time.monotonic() - started < 1
     assert code == (0 if signum == signal.SIGTERM else -signum)
     with pytest.raises(EngineError):
-        client.submit(long_request(9))
+        client.submit(long_request(99))
     await client.close()
 
 

@@ -131,6 +131,27 @@ def test_the_default_model(default_model: Path) -> None:
                 check(choice["message"]["content"], HARD[name])
                 n_whole += 1
         assert n_whole >= len(jobs) * 0.8
+        # It has no token with the byte that this character begins with.
+        known = serve.text(max_tokens=8)
+        for body in (
+            {"structured_outputs": {"regex": "a\U00040000"}},
+            {"structured_outputs": {"choice": ["a\U00040000"]}},
+            asks_for({"enum": ["a\U00040000"]}),
+        ):
+            answer = serve.post("/v1/chat/completions", messages=question, **body)
+            assert answer.status_code == 400 and "cannot write" in answer.json()["error"]["message"]
+            assert answer.json()["error"]["code"] == "invalid_grammar"
+        # What is found out on the way ends that request alone, whatever runs beside it.
+        odd = {"structured_outputs": {"grammar": r"start: /a\x{40000}/"}}
+        with ThreadPoolExecutor(6) as pool:
+            bodies = [odd, {}] * 3
+            answers = list(
+                pool.map(lambda own: serve.post("/v1/completions", prompt="The", max_tokens=8, **own), bodies)
+            )
+        for answer in answers[::2]:
+            assert answer.status_code == 500 and "cannot write" in answer.json()["error"]["message"]
+        assert [answer.status_code for answer in answers[1::2]] == [200] * 3
+        assert serve.text(max_tokens=8) == known
         picked = serve.post("/v1/chat/completions", messages=question, structured_outputs={"choice": ["sea", "land"]})
         assert picked.json()["choices"][0]["message"]["content"] in ("sea", "land")
     finally:

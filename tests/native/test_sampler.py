@@ -318,6 +318,28 @@ def test_draws_over_many_tokens_follow_the_distribution(team: _kernels.Team) -> 
         assert_distribution(frequencies(team, logits, options), np.exp(logits.astype(np.float64)))
 
 
+@settings(max_examples=40)
+@given(st.integers(0, 2**32), st.sampled_from([6, 33, 500]), st.sampled_from([0.02, 0.5, 0.98]), st.integers(1, 40))
+def test_a_mask_goes_before_all_else_for_the_best_token(
+    team: _kernels.Team, seed: int, vocab: int, share: float, n_values: int
+) -> None:
+    """Whether the best token without it is allowed or not; of equals the first."""
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(-n_values, n_values, (3, vocab)).astype(np.float32)
+    allowed = np.flatnonzero(rng.random(vocab) < share)
+    masks = {i: mask_of(allowed if len(allowed) else [vocab - 1], vocab) for i in (1, 3)}
+    options = {"repetition_penalty": 1.5, "presence_penalty": 1.0, "logit_bias": {0: 9.0, vocab - 1: -3.0}}
+    native, reference = Sampler(team), ReferenceSampler()
+    for sampler in (native, reference):
+        for i in (1, 2, 3):
+            own = options if i != 1 else {}
+            p = params(temperature=0, min_tokens=2, **own)
+            admit(sampler, i, p, prompt=(1, 2), stop=frozenset({3}))
+    for _ in range(3):
+        expected = reference.sample(torch.from_numpy(logits.copy()), [1, 2, 3], masks)
+        assert native.sample(logits.copy(), [1, 2, 3], masks) == expected
+
+
 @settings(max_examples=60)
 @given(
     p=DRAWS,

@@ -31,6 +31,8 @@ class CountingWorker:
             raise RuntimeError("poison")
         return IterationResult(batch.iteration, [entry.position + len(entry.tokens) for entry in batch.entries])
 
+    def prepare(self) -> None: ...
+
 
 class FakeProcess:
     """Stands for EngineProcess: the engine runs on threads of this process.

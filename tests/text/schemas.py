@@ -139,6 +139,8 @@ HARD: dict[str, Any] = {
     },
 }  # fmt: skip
 
+# Not every vocabulary has the bytes of such characters.
+_ODD = st.text(st.sampled_from("a\x04\x7f\U00040000\U00080000\U0010ffff"), min_size=1, max_size=3)
 _SIMPLE = st.one_of(
     st.just({"type": "null"}),
     st.just({"type": "boolean"}),
@@ -154,6 +156,8 @@ _SIMPLE = st.one_of(
               st.sampled_from(["date", "time", "date-time", "uuid", "ipv4"])),
     st.builds(lambda values: {"enum": values},
               st.lists(st.none() | st.booleans() | st.integers(-99, 99) | st.text(max_size=4), min_size=1, max_size=4)),
+    st.builds(lambda values: {"enum": values}, st.lists(_ODD, min_size=1, max_size=3)),
+    st.builds(lambda text: {"type": "string", "pattern": f"^a?{text}?$"}, st.sampled_from(["\U00040000", "é"])),
 )  # fmt: skip
 
 

@@ -59,15 +59,19 @@ def test_what_asserts_nothing_is_left_out() -> None:
 @pytest.mark.parametrize("keyword", sorted(REFUSED))
 def test_what_is_not_supported_is_named_wherever_it_stands(keyword: str) -> None:
     bad = {keyword: {}}
-    places: list[Any] = [bad, {"items": bad}, {"properties": {"a": bad}}, {"anyOf": [{}, bad]}, {"$defs": {"a": bad}}]
-    places += [
-        {"items": [bad]},
-        {"additionalProperties": bad},
-        {"patternProperties": {"a": bad}},
-        {"prefixItems": [bad]},
-    ]
-    for schema in places:
-        assert f"the schema keyword {keyword} is not supported" == refusal(schema)
+    places: dict[str, Any] = {
+        "": bad,
+        "/items": {"items": bad},
+        "/properties/a": {"properties": {"a": bad}},
+        "/anyOf/1": {"anyOf": [{}, bad]},
+        "/$defs/a": {"$defs": {"a": bad}},
+        "/items/0": {"items": [bad]},
+        "/additionalProperties": {"additionalProperties": bad},
+        "/patternProperties/a": {"patternProperties": {"a": bad}},
+        "/prefixItems/0": {"prefixItems": [bad]},
+    }
+    for at, schema in places.items():
+        assert f"the schema keyword {keyword} is not supported (at {at}/{keyword})" == refusal(schema)
 
 
 @pytest.mark.parametrize("keyword", sorted(REFUSED))
@@ -102,7 +106,7 @@ def test_formats() -> None:
     both = prepared({"format": "date", "pattern": "^2", "allOf": [{"maxLength": 20}]})
     assert both == {"pattern": "^2", "allOf": [{"maxLength": 20}, {"pattern": f"^(?:{PATTERNS['date']})$"}]}
     for name in UNKNOWN:
-        assert refusal({"items": {"format": name}}) == f"the schema format {name} is not supported"
+        assert refusal({"items": {"format": name}}) == f"the schema format {name} is not supported (at /items/format)"
 
 
 def test_every_day_there_is_and_no_other() -> None:

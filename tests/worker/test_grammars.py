@@ -25,6 +25,7 @@ from orcaserve.native.sampler import Sampler as NativeSampler
 from orcaserve.text import compiler
 from orcaserve.text.tokenizer import Tokenizer
 from orcaserve.text.vocabulary import Vocabulary
+from orcaserve.worker import grammars
 from orcaserve.worker.grammars import ConstrainedSampler
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "text"))
@@ -44,8 +45,8 @@ def vocabulary(byte_level: Tokenizer) -> Vocabulary:
 class Rig:
     """A sampler, and requests that get logits of their own: drawn from a seed, and closing what is open."""
 
-    def __init__(self, kind: str, vocabulary: Vocabulary) -> None:
-        self.vocabulary = vocabulary
+    def __init__(self, kind: str, vocabulary: Vocabulary, prepares: bool = True) -> None:
+        self.vocabulary, self._prepares = vocabulary, prepares
         self.native = kind == "native"
         inner: Any = NativeSampler(_kernels.Team(1)) if self.native else ReferenceSampler()
         self.sampler = ConstrainedSampler[Any](inner, lambda: vocabulary)
@@ -58,7 +59,10 @@ class Rig:
         logits = np.stack([self._bias + np.random.default_rng((i, n)).standard_normal(len(self._bias)) for i in ids])
         logits = logits.astype(np.float32)
         self.sampler.begin(ids)
-        return self.sampler.sample(logits if self.native else torch.from_numpy(logits), ids)
+        outcome = self.sampler.sample(logits if self.native else torch.from_numpy(logits), ids)
+        if self._prepares:
+            self.sampler.prepare()
+        return outcome
 
     def run(self, ids: Sequence[int], most: int = 400, first: int = 0) -> dict[int, list[int]]:
         """Their tokens, each until it ends."""
@@ -125,6 +129,26 @@ def test_constrained_and_free_requests_side_by_side(new_rig: Callable[[], Rig]) 
         rig.admit(2, None)
     both = together.run([1, 2], 60)
     assert both == {**alone.run([1], 60), **free.run([2], 60)}
+
+
+@given(st.lists(st.tuples(RANDOM, st.sampled_from([0, 0.7, 1.5])), min_size=1, max_size=4), st.integers(0, 99))
+@settings(max_examples=10)
+def test_what_is_prepared_changes_no_token(vocabulary: Vocabulary, wanted: list[tuple[Any, float]], seed: int) -> None:
+    """Nor whether masks come one after the other or on many threads, whichever sampler it is."""
+    outputs = []
+    for kind, prepares, alone in (
+        ("native", True, 60.0),
+        ("native", True, 0.0),
+        ("native", False, 60.0),
+        ("reference", True, 60.0),
+    ):
+        rig = Rig(kind, vocabulary, prepares)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(grammars, "MOST_ALONE", alone)
+            for i, (schema, temperature) in enumerate(wanted):
+                rig.admit(i, Grammar.json_schema(schema), temperature=temperature, seed=seed)
+            outputs.append(rig.run(range(len(wanted)), 40))
+    assert outputs[0] == outputs[1] == outputs[2] == outputs[3]
 
 
 def test_output_of_before_is_entered_again(new_rig: Callable[[], Rig]) -> None:
@@ -239,8 +263,6 @@ def test_masks_of_the_reference_sampler() -> None:
 
 
 def test_many_grammars_are_not_all_kept(vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
-    from orcaserve.worker import grammars
-
     monkeypatch.setattr(grammars, "MAX_COMPILED", 3)
     rig = Rig("native", vocabulary)
     for i in range(8):
