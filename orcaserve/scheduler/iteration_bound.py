@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orcaserve.scheduler.iteration_cost import IterationCost, Shape
 
-LEAST = 16  # tokens that whoever is first is given in every iteration, whatever they take
+LEAST = 32  # tokens that whoever is first is given in every iteration, whatever they take
 UNSEEN = 64  # tokens of initiations in an iteration before any was measured
 GROWTH = 2  # times as many as were ever measured: further, a line is not trusted
 
