@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane.service import EngineServer
 from orcaserve.core import ConfigError, EngineError, ModelError, OrcaServeError
-from orcaserve.process import SWITCH_INTERVAL, die_with_parent, name_process
+from orcaserve.process import SWITCH_INTERVAL, die_with_parent, dump_stacks_on_signal, name_process
 
 if TYPE_CHECKING:
     from orcaserve.engine.host import EngineHost
@@ -127,6 +127,7 @@ def main() -> NoReturn:
     parser.add_argument("--log-level", default="info")
     options = parser.parse_args()
     logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s engine: %(message)s")
+    dump_stacks_on_signal()
     name_process("engine")
     sys.setswitchinterval(SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the endpoint's to handle

@@ -17,8 +17,8 @@ from ray import serve
 
 from orcaserve.cli.main import Parser
 from orcaserve.cli.options import engine_config
-from orcaserve.cli.serve import add_arguments
-from orcaserve.config import EngineConfig, ServingConfig
+from orcaserve.cli.serve import add_arguments, serving_config
+from orcaserve.config import EngineConfig
 from orcaserve.core.errors import ConfigError
 from orcaserve.ray.autoscaling import SLOTS, TOKENS, TokensPolicy
 from orcaserve.serving.hosted import HostedEndpoint
@@ -50,13 +50,7 @@ class OrcaServe:
         """words: flags of `orcaserve serve`. cpus: what threads share, if no flag says how many there are."""
         args = _parse(words)
         engine = _own(engine_config(args), args.data_parallel_size, cpus)
-        serving = ServingConfig(
-            served_model_name=args.served_model_name,
-            api_key=args.api_key or None,
-            engine_timeout=args.engine_timeout,
-            log_level=args.log_level,
-            strict=args.strict,
-        )
+        serving = serving_config(args)
         logging.getLogger("orcaserve").setLevel(args.log_level.upper())
         self._endpoint = HostedEndpoint(serving, engine)
 

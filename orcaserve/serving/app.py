@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +12,15 @@ from orcaserve.config import ServingConfig
 from orcaserve.core.errors import SERVER_STOPPING, ConfigError, EngineError, InvalidRequest
 from orcaserve.serving.batches.queue import BatchQueue
 from orcaserve.serving.batches.runner import lines_at_once
+from orcaserve.serving.door import Overloaded
 from orcaserve.serving.files.store import FileStore
 from orcaserve.serving.http import Answer, Disconnected, Exchange, Receive, Scope, Send, new_id, openai_form, plain_form
 from orcaserve.serving.inside import ask, is_inside
+from orcaserve.serving.keyring import Keyring
 from orcaserve.serving.route import OTHER_PROTOCOLS, Act, Read
 from orcaserve.serving.routes import ROUTER
 from orcaserve.serving.service import Service, as_invalid
+from orcaserve.serving.terms import caller_of
 from orcaserve.serving.threads import Threads
 
 _log = logging.getLogger(__name__)
@@ -28,7 +31,9 @@ PREFIXES = {"/v1/completions": "cmpl", "/v1/chat/completions": "chatcmpl"}  # of
 
 
 class App:
-    """The ASGI application. `service` is None while the model loads; `draining` is set when the process is to end.
+    """The ASGI application. `service` is None while the model loads.
+
+    leaving: the process is to end: not ready any more, while new requests are still taken. draining: nor are they.
 
     files, batches: None until somebody needs them, and where no folder is given for them. n_uploads: under way.
     """
@@ -38,9 +43,11 @@ class App:
         self.service: Service | None = None
         self.files: FileStore | None = None
         self.batches: BatchQueue | None = None
+        self.leaving = False
         self.draining = False
         self.n_uploads = 0
         self._threads = Threads()
+        self._keys = Keyring(config.api_keys)
         self._live: set[Exchange] = set()
         self.idle = asyncio.Event()  # no request is being answered now
         self.idle.set()
@@ -51,7 +58,7 @@ class App:
         strict = self.config.strict
         exchange = Exchange(scope, receive, send, new_id(PREFIXES.get(scope["path"], "req")), strict)
         exchange.errors = plain_form if exchange.path.startswith(OTHER_PROTOCOLS) else openai_form
-        exchange.count_ignored = self._count_ignored
+        exchange.count_ignored, exchange.count_failure = self._count_ignored, self._count_failure
         self._live.add(exchange)
         self.idle.clear()
         try:
@@ -78,11 +85,16 @@ class App:
         """Requests that are being answered."""
         return len(self._live)
 
-    def drain(self) -> None:
-        """Take no new work; what has arrived in full goes on. Idempotent."""
-        self.draining = True
+    def leave(self) -> None:
+        """Say that requests should go elsewhere, and give up lines of batches. Idempotent."""
+        self.leaving = True
         if self.batches is not None:
             self.batches.stop()
+
+    def drain(self) -> None:
+        """Take no new work; what has arrived in full goes on. Idempotent."""
+        self.leave()
+        self.draining = True
         for exchange in self._live:
             exchange.stop_reading()
 
@@ -108,8 +120,12 @@ class App:
                 raise InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503) from error
             raise
 
-    async def act(self, exchange: Exchange, act: Act, read: Read, any_type: bool, on_thread: bool) -> None:
-        """Read the body, do what is asked, and answer. on_thread: it takes long for a small body too."""
+    async def act(
+        self, exchange: Exchange, act: Act, read: Read, any_type: bool, on_thread: bool, queues: bool
+    ) -> None:
+        """Read the body, do what is asked, and answer. on_thread: it takes long for a small body too. queues: only if
+        there is room for it with the engines.
+        """
         raw = await self.read_body(exchange, any_type)
         service = self.require_service()
         if self.draining:
@@ -118,10 +134,15 @@ class App:
         async def work() -> None:
             prepare = partial(_prepare, act, read, exchange, service, raw)
             in_place = len(raw) < SMALL and not on_thread
-            answer = prepare() if in_place else await self._threads.run(prepare, len(raw))
+            with self._knock(exchange, service) if queues else nullcontext():
+                answer = prepare() if in_place else await self._threads.run(prepare, len(raw))
             await answer()
 
         await exchange.while_connected(work())
+
+    def _knock(self, exchange: Exchange, service: Service) -> AbstractContextManager[None]:
+        """Lines of batches have a queue of their own."""
+        return nullcontext() if is_inside(exchange.scope) else service.door.knock(caller_of(exchange))
 
     def require_files(self) -> FileStore:
         """Raises InvalidRequest where files are not kept, or cannot be now."""
@@ -130,7 +151,7 @@ class App:
             if self.config.files_dir is None:
                 message = "this server keeps no files: it was started without a folder for them"
                 raise InvalidRequest(None, message, code="files_disabled", status=404)
-            if self.draining:
+            if self.leaving:
                 raise InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503)
             try:
                 self.open_files(self.config.files_dir)
@@ -192,18 +213,22 @@ class App:
         if self.service is not None:
             self.service.metrics.ignored_fields += n
 
-    async def _refuse(self, exchange: Exchange, error: InvalidRequest) -> None:
+    def _count_failure(self, code: str) -> None:
         if self.service is not None:
-            self.service.metrics.refused[error.code] += 1
+            self.service.metrics.refused[code] += 1
+
+    async def _refuse(self, exchange: Exchange, error: InvalidRequest) -> None:
+        self._count_failure(error.code)
         headers = {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}.get(error.status, [])
+        if isinstance(error, Overloaded):
+            headers = [(b"retry-after", b"%d" % error.retry_after)]
         await exchange.send_error(error, headers)
 
     def _check_key(self, exchange: Exchange) -> None:
-        if self.config.api_key is None or is_inside(exchange.scope):
+        if not self._keys or is_inside(exchange.scope):
             return
-        scheme, _, key = (exchange.header(b"authorization") or "").partition(" ")
-        good = hmac.compare_digest(key.strip().encode("latin-1"), self.config.api_key.encode())
-        if scheme.lower() != "bearer" or not good:
+        exchange.key = self._keys.find(exchange.header(b"authorization"))
+        if exchange.key is None:
             message = "send the API key in the header Authorization: Bearer"
             raise InvalidRequest(None, message, code="invalid_api_key", status=401)
 

@@ -41,7 +41,7 @@ class ToolServer:
         end = tokenizer.added[eos]
         self.engine.facts = EngineFacts("tiny", tokenizer.vocab_size, 4096, 8192, 8, 1, frozenset({end}))
         self.engine.seconds_per_token = 0.0001
-        server.app.service = self.service = Service(server.engine, tokenizer, "tiny", **settings)
+        server.app.service = self.service = Service(server.engine, tokenizer, "tiny", ServingConfig(**settings))
 
         def script(request: Request, n: int) -> int:
             ids = [*tokenizer.encode(self.text, add_special_tokens=False), end]
