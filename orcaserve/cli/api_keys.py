@@ -52,9 +52,7 @@ def read_keys(path: Path) -> list[ApiKey]:
         _log.warning(what, FILE_FLAG, path, stat.S_IMODE(mode))
     entries = _parse(path, text)
     if not isinstance(entries, list) or not entries:
-        raise ConfigError(
-            FILE_FLAG, f"{path} must be a list of entries with name and key"
-        )
+        raise ConfigError(FILE_FLAG, f"{path} must be a list of entries with name and key")
     return [_entry(number, entry) for number, entry in enumerate(entries, 1)]
 
 

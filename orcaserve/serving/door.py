@@ -140,13 +140,14 @@ class Door:
     def _is_full(self, n: int, n_tokens: int, n_slots: int, n_knocked: int, caller: Caller) -> bool:
         """Whether so many more have no room. What alone is more than a bound comes in when nobody waits."""
         n_before = len(self._waiting) + n_knocked
-        if n_before + len(self._running) + n <= self._places and self._fits(n_slots):
+        n_free = max(self._places - len(self._running), 0) if self._fits(n_slots) else 0
+        if n_before + n <= n_free:
             return False
         if not n_before:
             n, n_tokens = 1, 0
         most = self.bounds.n_requests
         kept = 0 if self._due(caller) is not None else min(self._n_due(), most // 2)
-        return n_before + kept + n > most or self.waiting_tokens + n_tokens > self.bounds.n_tokens
+        return n_before + kept + n - n_free > most or self.waiting_tokens + n_tokens > self.bounds.n_tokens
 
     def _fits(self, n_slots: int) -> bool:
         return self._n_reserved + n_slots <= self._n_slots

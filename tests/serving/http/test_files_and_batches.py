@@ -238,7 +238,7 @@ def test_many_lines_beside_online_requests(keeping: Any, client: openai.OpenAI) 
     for _ in range(20):
         assert keeping.complete(max_tokens=6).json()["choices"][0]["text"] == keeping.known_text
         seen.append(keeping.engine.n_open)
-    assert max(seen) <= 4  # half of max_bs
+    assert max(seen) <= 8  # max_bs
     batch = end_of(client, batch.id)
     assert batch.request_counts is not None and batch.request_counts.completed == 40
 
