@@ -179,7 +179,7 @@ class Door:
         self._promises = [promise for promise in self._promises if promise[0] + KEEP_SECONDS > now]
         number = len(self._promises) + self._n_before_tokens_fit(n_tokens)
         if found is None:
-            seconds = FIRST_RETRY
+            seconds = FIRST_RETRY * (1 + number / self._places)
         elif number < len(found):
             seconds = found[number] - (now - self._forecast_at)
         else:
@@ -204,7 +204,7 @@ class Door:
     def _look_ahead(self) -> list[float] | None:
         """Times of openings, seconds from `_forecast_at`; None while no rate is known."""
         now = self._clock()
-        if now - self._forecast_at >= LOOK_SECONDS:
+        if self._forecast is None or now - self._forecast_at >= LOOK_SECONDS:
             speed, self._forecast_at = self._pace.tokens, now
             more = MOST_OPENINGS
             self._forecast = (

@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -70,8 +71,10 @@ class Street:
                 self.running[request.id] = request
                 self.door.begun(request.id)
             self.clock.now += step
+            if not self.left:
+                continue
             self.n_iterations += 1
-            tokens = round(len(self.left) * self.speed * step)
+            tokens: Any = len(self.left) * self.speed * step
             for request_id in list(self.left):
                 self.left[request_id] -= self.speed * step
                 request = self.running[request_id]
