@@ -48,7 +48,7 @@ class Connection:
         lines |= {name.replace("_", "-"): value for name, value in headers.items()}
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         request = f"POST /v1/completions HTTP/1.1\r\n{head}\r\n".encode() + raw
-        if self._streams is None:
+        if self._streams is None or self._streams[0].at_eof():  # the server closes those that are idle
             self._streams = await asyncio.open_connection(self._host, self._port)
         reader, writer = self._streams
         sent = time.perf_counter()

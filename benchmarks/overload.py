@@ -154,8 +154,8 @@ def main() -> int:
     right = mean(ratio <= TOLERANCE for ratio in ratios) if ratios else float("nan")
     rows = [
         ["capacity", f"{rate:.2f}", f"{capacity:.0f}", f"{p99([r.seconds for r in at_capacity]):.2f}", "", ""],
-        [f"{TIMES} x", f"{len(taken) / took:.2f}", f"{goodput * capacity:.0f}", f"{p99([r.seconds for r in taken]):.2f}",
-         f"{len(refused) / took:.1f}", f"{refusal:.1f}"],
+        [f"{TIMES} x", f"{len(taken) / took:.2f}", f"{goodput * capacity:.0f}",
+         f"{p99([r.seconds for r in taken]):.2f}", f"{len(refused) / took:.1f}", f"{refusal:.1f}"],
     ]  # fmt: skip
     columns = ["", "requests/s", "tokens/s", "p99 of the taken, s", "refusals/s", "p99 of refusals, ms"]
     ends = [f"{sample[0]:.0f} + {sum(sample[1:]):.0f}" for sample in (memory.samples[0], memory.samples[-1])]
