@@ -29,7 +29,7 @@ FIRST_RETRY = 1.0  # s, while nothing is known of how quickly the engines work
 LONGEST_RETRY = 60.0  # s; clients do not wait for longer
 KEEP_SECONDS = 2.0  # for which room is kept for who was told to come back now
 LOOK_SECONDS = 0.25  # for which a forecast holds
-MARGIN = 1.2  # what a deadline must leave, by the estimate
+MARGIN = 1.5  # what a deadline must leave, by the estimate: others come, and the machine has other work
 _OVER = "too many requests wait already: come back when the header Retry-After says"
 
 
