@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from urllib.parse import urlsplit
 
 from orcaserve.core.errors import ConfigError
+from orcaserve.core.terms import MAX_NAME, MAX_PRIORITY, MAX_WEIGHT, MIN_PRIORITY, MIN_WEIGHT
 from orcaserve.core.tls import TlsFiles
 from orcaserve.logs import plain
 
@@ -33,6 +34,7 @@ DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 MIN_SECRET = 16  # characters; a shorter one can be guessed
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
 MIN_KEEP_ALIVE, MAX_KEEP_ALIVE = 0.1, 3600.0
+MIN_STALL_TIMEOUT = 2.0  # s
 MIN_PART_BYTES = 64 * 2**10  # of a schedule log
 MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
 SUCCESSOR_PATIENCE = 300.0  # s for a machine of Ray's to come back, or for another to take its place
@@ -371,6 +373,42 @@ class EngineConfig:
         )
 
 
+MAX_KEY = 1024  # characters of an API key
+MAX_KEYS = 10_000  # every one of them is compared with what a request brings
+_KEY = re.compile(r"[!-~]+")  # what a header can carry as one word
+_KEY_NAME = re.compile(rf"[A-Za-z0-9_.@-][A-Za-z0-9_.@ -]{{0,{MAX_NAME - 1}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """What lets its holder in. Checked: raises ConfigError, which names the entry and never shows the key.
+
+    name: who the holder is to fairness, metrics and logs. weight, priority: see Terms; the latter is the best one that
+    requests with this key can have.
+    """
+
+    name: str
+    key: str = field(repr=False)
+    weight: float = 1.0
+    priority: int = 0
+
+    def __post_init__(self) -> None:
+        flag = "--api-keys-file"
+        if not isinstance(self.name, str) or not _KEY_NAME.fullmatch(self.name):
+            raise ConfigError(flag, f"a key's name must be 1 to {MAX_NAME} letters, digits, spaces or any of _.@-")
+        whose = f"key {self.name!r}"
+        if not isinstance(self.key, str) or not _KEY.fullmatch(self.key) or len(self.key) > MAX_KEY:
+            text = f"{whose}: key must be a string of 1 to {MAX_KEY} printable ASCII characters without spaces"
+            raise ConfigError(flag, text)
+        number = isinstance(self.weight, int | float) and not isinstance(self.weight, bool)
+        if not number or not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            raise ConfigError(flag, f"{whose}: weight must be a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}")
+        whole = isinstance(self.priority, int) and not isinstance(self.priority, bool)
+        if not whole or not MIN_PRIORITY <= self.priority <= MAX_PRIORITY:
+            text = f"{whose}: priority must be an integer from {MIN_PRIORITY} to {MAX_PRIORITY}"
+            raise ConfigError(flag, text)
+
+
 TOOL_CALL_PARSERS = ("hermes", "json_list", "llama3_json", "mistral", "pythonic")
 
 
@@ -384,13 +422,19 @@ class ServingConfig:
     trust_request_chat_template: requests may bring chat templates, which are programs.
     log_requests: log a line for each. otlp_traces_endpoint: URL of a collector of traces; None: what the environment
     says, if anything.
+    api_keys: who may come in; none: everybody may.
+    max_queued_reqs, max_queued_tokens: most choices that wait for their first batch, and most prompt tokens of those;
+    None: as `orcaserve.serving.door` has it for the engine; math.inf: no bound.
+    stall_timeout: seconds without an iteration, though there is work, after which an engine is replaced.
+    shutdown_timeout: seconds that running requests have when the server is told to end. shutdown_grace: of these, how
+    long new ones are still taken, for those who send them learn by /ready that they should not.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     uds: str | None = None
     served_model_name: str | None = None
-    api_key: str | None = None
+    api_keys: tuple[ApiKey, ...] = ()
     max_body_bytes: int = 4 * 2**20
     body_timeout: float = 30.0
     write_timeout: float = 60.0
@@ -407,8 +451,26 @@ class ServingConfig:
     max_files_bytes: int = 2**30
     tool_call_parser: str | None = None
     trust_request_chat_template: bool = False
+    max_queued_reqs: float | None = None
+    max_queued_tokens: float | None = None
+    stall_timeout: float = 600.0
+    shutdown_timeout: float = 5.0
+    shutdown_grace: float = 1.0
 
     def __post_init__(self) -> None:
+        self._check_keys()
+        for name, bound in (
+            ("--max-num-queued-reqs", self.max_queued_reqs),
+            ("--max-num-queued-tokens", self.max_queued_tokens),
+        ):
+            if bound is not None and not bound >= 0:
+                raise ConfigError(name, "must be an integer of 0 or more, or `none`")
+        if not MIN_STALL_TIMEOUT <= self.stall_timeout <= 86400:
+            raise ConfigError("--stall-timeout", f"must be from {MIN_STALL_TIMEOUT:g} to 86400 seconds")
+        if not 0 <= self.shutdown_timeout <= 86400:
+            raise ConfigError("--shutdown-timeout", "must be from 0 to 86400 seconds")
+        if not 0 <= self.shutdown_grace <= 3600:
+            raise ConfigError("--shutdown-grace", "must be from 0 to 3600 seconds")
         if self.tool_call_parser is not None:
             _check_choice("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
         if self.otlp_traces_endpoint is not None:
@@ -421,6 +483,19 @@ class ServingConfig:
         if self.sse_keep_alive != 0 and not MIN_KEEP_ALIVE <= self.sse_keep_alive <= MAX_KEEP_ALIVE:
             span = f"0 (none), or from {MIN_KEEP_ALIVE:g} to {MAX_KEEP_ALIVE:g} seconds"
             raise ConfigError("--sse-keep-alive-interval", f"must be {span}")
+
+    def _check_keys(self) -> None:
+        """Two entries with one name would be one client, and two with one key nobody could tell apart."""
+        if len(self.api_keys) > MAX_KEYS:
+            raise ConfigError("--api-keys-file", f"may hold at most {MAX_KEYS} keys")
+        names, keys = set[str](), dict[str, str]()
+        for entry in self.api_keys:
+            if entry.name in names:
+                raise ConfigError("--api-keys-file", f"two keys are named {entry.name!r}")
+            if entry.key in keys:
+                raise ConfigError("--api-keys-file", f"{keys[entry.key]!r} and {entry.name!r} have the same key")
+            names.add(entry.name)
+            keys[entry.key] = entry.name
 
 
 def check_url(name: str, url: str) -> None:

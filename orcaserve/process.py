@@ -6,7 +6,9 @@ Standard library and setproctitle only.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
+import signal
 import site
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import setproctitle
 
 SWITCH_INTERVAL = 0.0005  # s; a thread that wants the interpreter waits so long, not Python's 5 ms
+DUMP_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
 
@@ -47,3 +50,27 @@ def die_with_parent(parent: int, signum: int) -> bool:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0)
     return os.getppid() == parent
+
+
+def dump_stacks_on_signal() -> None:
+    """From now on DUMP_SIGNAL has this process write to standard error what each of its threads does. That works while
+    one of them holds the interpreter for good."""
+    faulthandler.register(DUMP_SIGNAL, all_threads=True)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes of ours below this one, as far as /proc tells: those that take DUMP_SIGNAL."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        try:
+            children = [int(child) for child in (task / "children").read_text().split()]
+        except OSError:  # it has ended meanwhile
+            continue
+        for child in children:
+            try:
+                title = Path(f"/proc/{child}/cmdline").read_bytes()
+            except OSError:
+                continue
+            if title.startswith(b"orcaserve: worker"):
+                found += [child, *descendants(child)]
+    return found

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
 
 from orcaserve.checkpoint.locate import model_name
+from orcaserve.cli.api_keys import api_keys
 from orcaserve.cli.log_options import add_log_arguments, add_watching_arguments
 from orcaserve.cli.node_options import add_node_arguments
 from orcaserve.cli.options import (
@@ -40,8 +42,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key",
         metavar="KEY",
-        default=os.environ.get("ORCASERVE_API_KEY"),
-        help="clients must send it as a bearer token; better given as ORCASERVE_API_KEY, which `ps` does not show",
+        action="append",
+        help="clients must send it as a bearer token; several times: any of them. Better given as ORCASERVE_API_KEY, "
+        "which `ps` does not show, or in a file",
+    )
+    group.add_argument(
+        "--api-keys-file",
+        type=Path,
+        metavar="FILE",
+        help="YAML or JSON: a list of {name, key, weight, priority}. Metrics and fairness know clients by the names; "
+        "weight (1): how many times the share of others; priority (0): the best one its requests can have, lower is "
+        "sooner",
     )
     group.add_argument(
         "--strict",
@@ -56,6 +67,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="an event stream that has sent nothing for so long sends a comment, so that nobody on the way takes the "
         "connection for dead; 0: none (default: %(default)g)",
+    )
+    group = parser.add_argument_group(
+        "many users",
+        "What waits is bounded: past a bound a request gets a 429 at once, and is told when there will be room.",
+    )
+    group.add_argument(
+        "--max-num-queued-reqs",
+        type=_bound,
+        metavar="N",
+        help="most requests that wait for their first iteration while the batch is full, or `none`; default: 4 for "
+        "each place in the batch (--max-num-seqs, workers, replicas), and 256 at least",
+    )
+    group.add_argument(
+        "--max-num-queued-tokens",
+        type=_bound,
+        metavar="N",
+        help="most prompt tokens of those who wait, or `none`; default: 4 for each slot of the K/V region",
     )
     group = parser.add_argument_group(
         "files and batches",
@@ -124,10 +152,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "new one, as after a crash (default: %(default)g)",
     )
     add_prefix_arguments(parser)
+    group.add_argument(
+        "--stall-timeout",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="an engine that has work and ends no iteration for so long is replaced, though it gives signs of life; "
+        "what each of its threads does is written to the log first. Longer than the longest prompt takes "
+        "(default: %(default)g)",
+    )
+    group = parser.add_argument_group("end")
+    group.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=5.0,
+        metavar="SECONDS",
+        help="after SIGTERM or Ctrl-C running requests have so long to finish; what is left then is cut with an error, "
+        "and the exit code is 1 (default: %(default)g)",
+    )
+    group.add_argument(
+        "--shutdown-grace",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="after SIGTERM new requests are still taken for so long, though /ready and /health say 503 at once: the "
+        "time that load balancers take to notice; not after Ctrl-C (default: %(default)g)",
+    )
     add_schedule_log_arguments(parser)
     group = parser.add_argument_group("log and traces")
     add_log_arguments(group)
     add_watching_arguments(group)
+
+
+def _bound(text: str) -> float:
+    if text == "none":
+        return math.inf
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError("takes an integer of 0 or more, or `none`")
+    return int(text)
+
+
+def serving_config(args: argparse.Namespace) -> ServingConfig:
+    """What these flags say of serving, wherever it listens. Raises ConfigError."""
+    environment = os.environ.get("ORCASERVE_API_KEY")
+    given = args.api_key if args.api_key is not None or environment is None else [environment]
+    return ServingConfig(
+        served_model_name=args.served_model_name,
+        api_keys=api_keys(given, args.api_keys_file),
+        engine_timeout=args.engine_timeout,
+        stall_timeout=args.stall_timeout,
+        log_level=args.log_level,
+        log_requests=args.log_requests,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
+        strict=args.strict,
+        tool_call_parser=None if args.tool_call_parser == "auto" else args.tool_call_parser,
+        trust_request_chat_template=args.trust_request_chat_template,
+        max_queued_reqs=args.max_num_queued_reqs,
+        max_queued_tokens=args.max_num_queued_tokens,
+        shutdown_timeout=args.shutdown_timeout,
+        shutdown_grace=args.shutdown_grace,
+    )
 
 
 def default_files_dir(served_model: str) -> Path:
@@ -137,27 +221,18 @@ def default_files_dir(served_model: str) -> Path:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.api_key == "":
-        raise ConfigError("--api-key", "is empty: give a key, or leave it out to serve without one")
     name = args.served_model_name or model_name(args.model or args.model_flag)
-    serving = ServingConfig(
+    serving = serving_config(args)
+    serving = replace(
+        serving,
         host=args.host,
         port=args.port,
         uds=args.uds,
-        served_model_name=args.served_model_name,
-        api_key=args.api_key,
-        engine_timeout=args.engine_timeout,
         sse_keep_alive=args.sse_keep_alive_interval,
-        log_level=args.log_level,
         log_format=args.log_format,
-        log_requests=args.log_requests,
-        otlp_traces_endpoint=args.otlp_traces_endpoint,
-        strict=args.strict,
         files_dir=Path(os.path.abspath(args.files_dir)) if args.files_dir else default_files_dir(name),
         files_dir_given=args.files_dir is not None,
         max_files_bytes=args.max_files_bytes,
-        tool_call_parser=None if args.tool_call_parser == "auto" else args.tool_call_parser,
-        trust_request_chat_template=args.trust_request_chat_template,
     )
     if args.node_rank:
         from orcaserve.cli.worker import JOIN_TIMEOUT, run_node

@@ -26,6 +26,7 @@ from orcaserve.core import (
 from orcaserve.core.admission import check_output, check_request
 from orcaserve.engine.local import WORKER, LocalEngine
 from orcaserve.engine.master import EngineMaster
+from orcaserve.process import name_thread
 from orcaserve.schedule_log.format import Settings
 from orcaserve.schedule_log.recorder import ENDLESS, Run, ScheduleRecorder
 from orcaserve.schedule_log.rotating_file import RotatingFile
@@ -175,6 +176,7 @@ class EngineHost:
         self._report(report)
 
     def _serve(self) -> None:
+        name_thread(self._thread.name)
         try:
             self._loop.run()
         except EngineError as error:

@@ -26,7 +26,7 @@ from orcaserve import logs
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane.service import EngineServer
 from orcaserve.core import ConfigError, EngineError, ModelError, OrcaServeError
-from orcaserve.process import SWITCH_INTERVAL, die_with_parent, name_process
+from orcaserve.process import SWITCH_INTERVAL, die_with_parent, dump_stacks_on_signal, name_process
 
 if TYPE_CHECKING:
     from orcaserve.engine.host import EngineHost
@@ -129,6 +129,7 @@ def main() -> NoReturn:
     parser.add_argument("--log-format", choices=logs.FORMATS, default="text")
     options = parser.parse_args()
     logs.set_up(options.log_level, options.log_format, "engine")
+    dump_stacks_on_signal()
     name_process("engine")
     sys.setswitchinterval(SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the endpoint's to handle

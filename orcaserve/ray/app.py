@@ -17,8 +17,8 @@ from ray import serve
 
 from orcaserve.cli.main import Parser
 from orcaserve.cli.options import engine_config
-from orcaserve.cli.serve import add_arguments
-from orcaserve.config import EngineConfig, ServingConfig
+from orcaserve.cli.serve import add_arguments, serving_config
+from orcaserve.config import EngineConfig
 from orcaserve.core.errors import ConfigError
 from orcaserve.ray.autoscaling import SLOTS, TOKENS, TokensPolicy
 from orcaserve.serving.hosted import HostedEndpoint
@@ -28,7 +28,7 @@ MAX_ONGOING = 10_000  # requests of a replica: they wait in its engine, whose qu
 SHUTDOWN_SECONDS = 600.0  # for the requests of a replica that is no longer needed
 NOT_HERE = (
     "host", "port", "uds", "nnodes", "listen_workers", "master_addr", "node_rank", "worker_counts",
-    "files_dir", "max_files_bytes",
+    "files_dir", "max_files_bytes", "shutdown_timeout", "shutdown_grace",
 )  # fmt: skip
 NUMBERS: dict[str, float] = {
     "min_replicas": 1,
@@ -50,15 +50,7 @@ class OrcaServe:
         """words: flags of `orcaserve serve`. cpus: what threads share, if no flag says how many there are."""
         args = _parse(words)
         engine = _own(engine_config(args), args.data_parallel_size, cpus)
-        serving = ServingConfig(
-            served_model_name=args.served_model_name,
-            api_key=args.api_key or None,
-            engine_timeout=args.engine_timeout,
-            log_level=args.log_level,
-            log_requests=args.log_requests,
-            otlp_traces_endpoint=args.otlp_traces_endpoint,
-            strict=args.strict,
-        )
+        serving = serving_config(args)
         logging.getLogger("orcaserve").setLevel(args.log_level.upper())
         self._endpoint = HostedEndpoint(serving, engine)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,15 +16,18 @@ from orcaserve.core.errors import SERVER_STOPPING, ConfigError, EngineError, Inv
 from orcaserve.logs import about
 from orcaserve.serving.batches.queue import BatchQueue
 from orcaserve.serving.batches.runner import lines_at_once
+from orcaserve.serving.door import Overloaded
 from orcaserve.serving.files.store import FileStore
 from orcaserve.serving.http import Answer, Disconnected, Exchange, Receive, Scope, Send, new_id, openai_form, plain_form
 from orcaserve.serving.inside import ask, is_inside
 from orcaserve.serving.keep_alive import keep_alive
+from orcaserve.serving.keyring import Keyring
 from orcaserve.serving.observing.access_log import AccessLog
 from orcaserve.serving.observing.traces import Traces
 from orcaserve.serving.route import OTHER_PROTOCOLS, Act, Read
 from orcaserve.serving.routes import ROUTER, SERVER
 from orcaserve.serving.service import Service, as_invalid
+from orcaserve.serving.terms import caller_of
 from orcaserve.serving.threads import Threads
 
 _log = logging.getLogger(__name__)
@@ -35,7 +38,9 @@ PREFIXES = {"/v1/completions": "cmpl", "/v1/chat/completions": "chatcmpl"}  # of
 
 
 class App:
-    """The ASGI application. `service` is None while the model loads; `draining` is set when the process is to end.
+    """The ASGI application. `service` is None while the model loads.
+
+    leaving: the process is to end: not ready any more, while new requests are still taken. draining: nor are they.
 
     files, batches: None until somebody needs them, and where no folder is given for them. n_uploads: under way.
     traces: who takes what became of requests, if anybody.
@@ -48,9 +53,11 @@ class App:
         self.service: Service | None = None
         self.files: FileStore | None = None
         self.batches: BatchQueue | None = None
+        self.leaving = False
         self.draining = False
         self.n_uploads = 0
         self._threads = Threads()
+        self._keys = Keyring(config.api_keys)
         self._live: set[Exchange] = set()
         self._aside: set[Exchange] = set()  # of them, those that are not waited for
         self._keeping_alive: asyncio.Task[None] | None = None
@@ -63,7 +70,7 @@ class App:
         strict = self.config.strict
         exchange = Exchange(scope, receive, send, new_id(PREFIXES.get(scope["path"], "req")), strict)
         exchange.errors = plain_form if exchange.path.startswith(OTHER_PROTOCOLS) else openai_form
-        exchange.count_ignored = self._count_ignored
+        exchange.count_ignored, exchange.count_failure = self._count_ignored, self._count_failure
         self._live.add(exchange)
         self._note_idle()
         if self._keeping_alive is None and self.config.sse_keep_alive:
@@ -124,11 +131,16 @@ class App:
         else:
             self.idle.set()
 
-    def drain(self) -> None:
-        """Take no new work; what has arrived in full goes on. Idempotent."""
-        self.draining = True
+    def leave(self) -> None:
+        """Say that requests should go elsewhere, and give up lines of batches. Idempotent."""
+        self.leaving = True
         if self.batches is not None:
             self.batches.stop()
+
+    def drain(self) -> None:
+        """Take no new work; what has arrived in full goes on. Idempotent."""
+        self.leave()
+        self.draining = True
         for exchange in self._live:
             exchange.stop_reading()
         for exchange in self._aside:
@@ -159,8 +171,12 @@ class App:
                 raise InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503) from error
             raise
 
-    async def act(self, exchange: Exchange, act: Act, read: Read, any_type: bool, on_thread: bool) -> None:
-        """Read the body, do what is asked, and answer. on_thread: it takes long for a small body too."""
+    async def act(
+        self, exchange: Exchange, act: Act, read: Read, any_type: bool, on_thread: bool, queues: bool
+    ) -> None:
+        """Read the body, do what is asked, and answer. on_thread: it takes long for a small body too. queues: only if
+        there is room for it with the engines.
+        """
         raw = await self.read_body(exchange, any_type)
         service = self.require_service()
         if self.draining:
@@ -169,10 +185,15 @@ class App:
         async def work() -> None:
             prepare = partial(_prepare, act, read, exchange, service, raw)
             in_place = len(raw) < SMALL and not on_thread
-            answer = prepare() if in_place else await self._threads.run(prepare, len(raw))
+            with self._knock(exchange, service) if queues else nullcontext():
+                answer = prepare() if in_place else await self._threads.run(prepare, len(raw))
             await answer()
 
         await exchange.while_connected(work())
+
+    def _knock(self, exchange: Exchange, service: Service) -> AbstractContextManager[None]:
+        """Lines of batches have a queue of their own."""
+        return nullcontext() if is_inside(exchange.scope) else service.door.knock(caller_of(exchange))
 
     def require_files(self) -> FileStore:
         """Raises InvalidRequest where files are not kept, or cannot be now."""
@@ -181,7 +202,7 @@ class App:
             if self.config.files_dir is None:
                 message = "this server keeps no files: it was started without a folder for them"
                 raise InvalidRequest(None, message, code="files_disabled", status=404)
-            if self.draining:
+            if self.leaving:
                 raise InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503)
             try:
                 self.open_files(self.config.files_dir)
@@ -248,18 +269,22 @@ class App:
         if self.service is not None:
             self.service.metrics.ignored_fields += n
 
-    async def _refuse(self, exchange: Exchange, error: InvalidRequest) -> None:
+    def _count_failure(self, code: str) -> None:
         if self.service is not None:
-            self.service.metrics.refused[error.code] += 1
+            self.service.metrics.refused[code] += 1
+
+    async def _refuse(self, exchange: Exchange, error: InvalidRequest) -> None:
+        self._count_failure(error.code)
         headers = {401: [(b"www-authenticate", b"Bearer")], 503: [(b"retry-after", b"1")]}.get(error.status, [])
+        if isinstance(error, Overloaded):
+            headers = [(b"retry-after", b"%d" % error.retry_after)]
         await exchange.send_error(error, headers)
 
     def _check_key(self, exchange: Exchange) -> None:
-        if self.config.api_key is None or is_inside(exchange.scope):
+        if not self._keys or is_inside(exchange.scope):
             return
-        scheme, _, key = (exchange.header(b"authorization") or "").partition(" ")
-        good = hmac.compare_digest(key.strip().encode("latin-1"), self.config.api_key.encode())
-        if scheme.lower() != "bearer" or not good:
+        exchange.key = self._keys.find(exchange.header(b"authorization"))
+        if exchange.key is None:
             message = "send the API key in the header Authorization: Bearer"
             raise InvalidRequest(None, message, code="invalid_api_key", status=401)
 

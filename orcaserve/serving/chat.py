@@ -25,6 +25,7 @@ from orcaserve.serving.params import (
 )
 from orcaserve.serving.service import Service
 from orcaserve.serving.structured_output import grammar_field
+from orcaserve.serving.terms import read_terms
 from orcaserve.serving.tool_calls.answer import UNBOUNDED, CallReading, StreamedCalls
 from orcaserve.serving.tool_calls.format import CallFormat
 from orcaserve.serving.tool_calls.formats import format_for
@@ -93,6 +94,7 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     exchange.name_ignored(without_effect(check_fields(body, CHAT), service.tokenizer.chat_template))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
+    terms = read_terms(exchange, body)
     logprobs, ids_too = chat_logprobs(body), flag(body, "return_token_ids")
     if logprobs is not None:
         params = replace(params, logprobs=logprobs)
@@ -111,7 +113,7 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
         text_options = replace(text_options, shown=frozenset(marks.values()))
         reading, asks_for_grammar = _reading(use, form, marks, params), asks_for_grammar or "tools"
     try:
-        plan = service.plan([(ids, params)], text_options, grammar_field=asks_for_grammar)
+        plan = service.plan([(ids, params)], text_options, grammar_field=asks_for_grammar, terms=terms)
     except InvalidRequest as error:
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error

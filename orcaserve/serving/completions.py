@@ -24,6 +24,7 @@ from orcaserve.serving.params import (
 from orcaserve.serving.prompts import encode_prompts, read_prompts
 from orcaserve.serving.service import Service
 from orcaserve.serving.structured_output import grammar_field
+from orcaserve.serving.terms import read_terms
 
 DEFAULT_MAX_TOKENS = 16
 MAX_ALL_CHOICES = 1024  # n x prompts
@@ -45,6 +46,7 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
     exchange.name_ignored(check_fields(body, COMPLETION))
     options = stream_options(body)
     params = sampling_params(body, DEFAULT_MAX_TOKENS, least=0)
+    terms = read_terms(exchange, body)
     echo, logprobs, return_ids = flag(body, "echo"), legacy_logprobs(body), flag(body, "return_token_ids")
     n = params.n
     if (n_each := best_of(body, n, options.stream)) > n or logprobs is not None:
@@ -61,7 +63,7 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
         work.append((ids, replace(params, max_tokens=most)))
     marked = params.logprobs is not None or return_ids
     n_kept = n if n_each > n else 0
-    plan = service.plan(work, TextOptions(echo, marked), n_kept, grammar_field(body))
+    plan = service.plan(work, TextOptions(echo, marked), n_kept, grammar_field(body), terms)
     style = None if logprobs is None else LegacyLogprobs(service.tokenizer, logprobs)
     shape = CompletionShape(exchange.id, service.name, options, style, return_ids)
     return lambda: run_plan(exchange, service, plan, shape, options)

@@ -28,7 +28,6 @@ from orcaserve.serving.observing.traces import Traces, traces_for
 from orcaserve.serving.replicas import Engines, engines_for
 from orcaserve.serving.service import Service
 
-GRACE_SECONDS = 5.0  # running requests may finish for so long after the first signal
 FAREWELL_SECONDS = 2.0  # for the last bytes of answers that were cut
 BACKLOG = 2048
 
@@ -74,12 +73,13 @@ class _Endpoint:
         self._app = App(serving, traces)
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
+        self._at_once = False  # nobody has to learn by /ready that the server ends
         self._server = HttpServer(self._app, serving.write_timeout)
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(signum, self._on_signal)
+            loop.add_signal_handler(signum, self._on_signal, signum)
         _log.info("loading %s", self._engine.model.path)
         http = asyncio.create_task(self._server.serve(sockets=[self._listener]))
         try:
@@ -113,13 +113,17 @@ class _Endpoint:
                 _log.error("there is no engine any more (%s); the endpoint ends too", engines.reason)
                 await self._drain(FAREWELL_SECONDS)
                 return 1
+            timeout = self._serving.shutdown_timeout
             if self._app.n_live:
-                what = "stopping: %d requests have up to %d s to finish; a second signal stops at once"
-                _log.info(what, self._app.n_live, GRACE_SECONDS)
-            await self._drain(GRACE_SECONDS)
-            if self._app.n_live:
-                _log.warning("%d requests were cut", self._app.n_live)
-            return 1 if self._app.n_live else 0
+                what = "stopping: %d requests have up to %g s to finish; a second signal stops at once"
+                _log.info(what, self._app.n_live, timeout)
+            grace = 0.0 if self._at_once else min(self._serving.shutdown_grace, timeout)
+            await self._wait_for(self._stop_now, seconds=grace)
+            await self._drain(timeout - grace)
+            n_cut = self._app.n_live
+            if n_cut:
+                _log.warning("%d requests were cut", n_cut)
+            return 1 if n_cut else 0
         finally:
             gone.cancel()
             await engines.close(SERVER_STOPPING)  # open streams end with an error event
@@ -140,13 +144,19 @@ class _Endpoint:
     async def _drain(self, seconds: float) -> None:
         """Let running requests finish, `seconds` at most; a second signal ends the wait."""
         self._app.drain()
-        waits = [asyncio.create_task(event.wait()) for event in (self._app.idle, self._stop_now)]
+        await self._wait_for(self._app.idle, self._stop_now, seconds=seconds)
+
+    async def _wait_for(self, *events: asyncio.Event, seconds: float) -> None:
+        """Until one of them is set, or the time is over."""
+        waits = [asyncio.create_task(event.wait()) for event in events]
         await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
 
-    def _on_signal(self) -> None:
-        self._app.drain()
+    def _on_signal(self, signum: signal.Signals) -> None:
+        """The first one: leave in order; Ctrl-C is a person's, who waits. The second one: now."""
+        self._app.leave()
+        self._at_once = self._at_once or signum == signal.SIGINT
         (self._stop_now if self._stop.is_set() else self._stop).set()
 
     def _announce(self, service: Service) -> None:

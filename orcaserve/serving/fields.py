@@ -13,6 +13,8 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
+from orcaserve.core.terms import MAX_NAME as MAX_CLIENT
+from orcaserve.core.terms import MAX_PRIORITY, MAX_SECONDS, MIN_PRIORITY
 from orcaserve.serving.messages import ROLES
 from orcaserve.serving.tool_calls.tools import MAX_NAME, MAX_TOOLS, MAX_TOOLS_LENGTH
 
@@ -135,7 +137,26 @@ COMMON: dict[str, Field] = {
         "Only with stream: true. include_usage: one more event with the token counts before the end; "
         "continuous_usage_stats: those of the moment in every event.",
     ),
-    "user": Field({"type": "string"}, "Who asks. Accepted, and changes nothing."),
+    "user": Field(
+        {"type": "string", "maxLength": MAX_CLIENT},
+        "Who asks: whom its tokens are charged to where clients share the machine. With an API key that is the key's "
+        "holder, and without either the address.",
+    ),
+    "priority": _integer(
+        MIN_PRIORITY,
+        MAX_PRIORITY,
+        "Requests with a lower one are begun first. 0 unless given; where the API key's is larger, the key's.",
+    ),
+    "timeout": _number(
+        0,
+        MAX_SECONDS,
+        "Seconds after its arrival, more than 0, by which the request must have ended. One that cannot is not begun: "
+        "429 (deadline_unreachable) at once, or 504 (deadline_exceeded) if it has waited. One that was begun goes on.",
+    ),
+    "cache_salt": Field(
+        {"type": "string", "maxLength": MAX_CLIENT},
+        "What was computed for a prompt serves others that begin alike only if they have the same salt.",
+    ),
     "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
     **SAMPLING,
     **STRUCTURED,
@@ -319,8 +340,6 @@ UNSUPPORTED: dict[str, _Harmless] = {
     "modalities": lambda value: value in (None, ["text"]),
     "audio": _is_off,
     "prediction": _is_off,
-    "priority": _is_off,
-    "timeout": lambda value: value is None,
     "use_beam_search": _is_null_or_false,
     "bad_words": _is_off,
     "allowed_token_ids": lambda value: value is None,

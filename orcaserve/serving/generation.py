@@ -17,6 +17,7 @@ from orcaserve.serving.logprobs import LogprobsStyle
 from orcaserve.serving.marked_text import MarkedTextStream, Taken
 from orcaserve.serving.params import StreamOptions
 from orcaserve.serving.service import Choice, Origin, Plan, Service, as_invalid
+from orcaserve.serving.terms import caller_of
 
 DONE = b"data: [DONE]\n\n"
 
@@ -137,7 +138,8 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
     await service.compile_grammars(plan)
     kind = StreamedReply if options.stream else WholeReply
     reply = kind(exchange, shape, plan, options)
-    choices = service.start(plan, exchange.arrival, reply, Origin(exchange.id, exchange.path))
+    origin = Origin(exchange.id, exchange.path)
+    choices = service.start(plan, exchange.arrival, reply, origin, caller_of(exchange))
     exchange.account.n_prompt = plan.n_prompt
     exchange.account.choices += choices
     exchange.cancellation.listen(lambda: _stop(choices))
@@ -174,7 +176,8 @@ class Reply(ABC):
 
     @abstractmethod
     async def send(self, choices: Sequence[Choice]) -> None:
-        """Answer, until all choices are over. A mistake of ours in one of them is raised here."""
+        """Answer, until all choices are over. A mistake of ours in one of them is raised here, and InvalidRequest if
+        the engine has failed one of them before anything was sent."""
 
     def fail(self, error: Exception) -> None:
         self._error = self._error or error
@@ -236,8 +239,7 @@ class WholeReply(Reply):
         self._choices = choices
         await self._work()
         if (failure := self._failure(choices)) is not None:
-            await self._exchange.send_error(failure)
-            return
+            raise failure
         told = [
             (
                 "".join(self._texts[choice.index]),
@@ -279,14 +281,14 @@ class StreamedReply(Reply):
             await self._work()
             failure = self._failure(choices)
             if failure is not None and not self._exchange.started:
-                await self._exchange.send_error(failure)
-                return
+                raise failure
             if not self._exchange.started:
                 await self._exchange.start_events()
             frames = b"".join(self._frames(choice, text) for choice, text in self._kept.items())
             self._kept.clear()
             if failure is not None:
                 self._exchange.account.code = failure.code or str(failure.status)
+                self._exchange.count_failure(failure.code)
                 error = encode_json(error_object(failure.status, failure.message, failure.code))
                 await self._exchange.end_events(frames + b"data: " + error + b"\n\n")
                 return

@@ -28,8 +28,7 @@ async def load_service(serving: ServingConfig, engine: EngineConfig, engines: En
         engines,
         await reading,
         serving.served_model_name or engine.model.name,
-        serving.tool_call_parser,
-        serving.trust_request_chat_template,
+        serving,
     )
 
 

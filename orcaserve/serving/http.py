@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from itertools import islice
 from typing import Any, Protocol
 
+from orcaserve.config import ApiKey
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.observing.account import Account
 
@@ -103,6 +104,7 @@ class Exchange:
     params: what stands in the path for the names of its route. errors: how the protocol writes an error.
     strict: a field without effect is an error. count_ignored: told how many there are, when the answer begins.
     account: what became of it.
+    key: whose API key came with it, if any did. count_failure: told the code of an error that ends a stream.
     """
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, strict: bool = False) -> None:
@@ -115,7 +117,9 @@ class Exchange:
         self.params: Mapping[str, str] = {}
         self.errors: Callable[[InvalidRequest], dict[str, Any]] = openai_form
         self.cancellation = Cancellation()
+        self.key: ApiKey | None = None
         self.count_ignored: Callable[[int], None] = lambda n: None
+        self.count_failure: Callable[[str], None] = lambda code: None
         self.extra_headers: list[tuple[bytes, bytes]] = []
         self.ignored: list[str] = []
         self._reading: asyncio.Timeout | None = None

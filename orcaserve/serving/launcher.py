@@ -18,10 +18,11 @@ from orcaserve.control_plane.channel import MAX_SOCKET_PATH
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.core import ConfigError, EngineError, ModelError, NoRoom, OrcaServeError
 from orcaserve.logs import words_for_child
-from orcaserve.process import child_environment
+from orcaserve.process import DUMP_SIGNAL, child_environment, descendants
 
 ENGINE_MODULE = "orcaserve.engine.process"  # by name only: importing it would bring torch
 KILL_GRACE = 5.0  # s between SIGTERM and SIGKILL
+DUMP_SECONDS = 0.5  # for a process to write what its threads do
 END_GRACE = 5.0  # s between the end of its stream and that of the process
 
 
@@ -125,6 +126,16 @@ class EngineProcess:
                 over.set()
         await over.wait()
         return self._child.returncode
+
+    async def dump_stacks(self) -> None:
+        """Have the child and its workers on this machine write to the log what each of their threads does. They may be
+        about to be killed: it takes up to DUMP_SECONDS.
+        """
+        assert self._child is not None, "started"
+        for pid in (self.pid, *await asyncio.to_thread(descendants, self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, DUMP_SIGNAL)
+        await asyncio.sleep(DUMP_SECONDS)
 
     async def kill(self) -> int:
         """End the child with SIGKILL, also one that hangs. Returns its exit code. Idempotent."""

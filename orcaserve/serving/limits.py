@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from orcaserve.config import (
     MAX_ENGINE_TIMEOUT,
     MAX_KEEP_ALIVE,
+    MAX_KEY,
+    MAX_KEYS,
     MAX_REPLICAS,
     MIN_ENGINE_TIMEOUT,
     MIN_KEEP_ALIVE,
+    MIN_STALL_TIMEOUT,
     ServingConfig,
 )
 from orcaserve.control_plane.schedule_sink import MOST_ON_THE_WAY
 from orcaserve.core import sampling_params as sampling
+from orcaserve.core import terms
 from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
 from orcaserve.core.watching import MOST_DESCRIBED
@@ -21,6 +25,7 @@ from orcaserve.serving import (
     chat_template,
     completions,
     conversation,
+    door,
     fields,
     grammar_checker,
     http,
@@ -96,6 +101,22 @@ LIMITS = (
     Limit(
         "bodies that wait to be read and checked, together", _bytes(threads.MAX_WAITING_BYTES), "503, `Retry-After`"
     ),
+    # Many users
+    Limit(
+        "requests that wait for a place in a full batch (`--max-num-queued-reqs`)",
+        f"{door.QUEUE_PER_PLACE} for each place, and {door.LEAST_QUEUE} at least", "429 (`overloaded`), `Retry-After`",
+    ),
+    Limit(
+        "prompt tokens of those who wait (`--max-num-queued-tokens`)",
+        f"{door.QUEUE_PER_SLOT} for each slot of the K/V region", "429 (`overloaded`), `Retry-After`",
+    ),
+    Limit("seconds that `Retry-After` says", _n(door.LONGEST_RETRY), "a draw from half of it up"),
+    Limit("time for which room is kept for who was told to come back", _seconds(door.KEEP_SECONDS),
+          "anybody may have it"),
+    Limit("characters of `user` and of `cache_salt`", _n(terms.MAX_NAME), "400"),
+    Limit("`timeout`, and the headers `x-slo-ttft-ms`, `x-slo-tpot-ms`, `x-request-timeout-ms`",
+          _seconds(terms.MAX_SECONDS), "400"),
+    Limit("`priority`", f"{terms.MIN_PRIORITY} to {terms.MAX_PRIORITY}", "400"),
     # Requests
     Limit("prompts of a request", _n(prompts.MAX_PROMPTS), "400"),
     Limit("characters of a text", "context (or K/V region) x the longest token", "400, before it is encoded"),
@@ -201,6 +222,16 @@ LIMITS = (
     Limit(
         f"engines in a row that live for less than {_seconds(supervisor.SHORT_LIFE)}",
         _n(supervisor.MAX_RESTARTS + 1), "exit code 1; of several replicas: that one is given up", of_requests=False,
+    ),
+    Limit(
+        f"work without an iteration (`--stall-timeout`, {MIN_STALL_TIMEOUT:g} to 86,400)",
+        _seconds(_SERVING.stall_timeout), "`/ready` and `/health` 503; the engine is replaced", of_requests=False,
+    ),
+    Limit("API keys", _n(MAX_KEYS), "exit code 2", of_requests=False),
+    Limit("characters of an API key", _n(MAX_KEY), "exit code 2", of_requests=False),
+    Limit(
+        "time for running requests after SIGTERM or Ctrl-C (`--shutdown-timeout`, 0 to 86,400)",
+        _seconds(_SERVING.shutdown_timeout), "they end with the code `stopping`; exit code 1", of_requests=False,
     ),
     Limit("replicas", _n(MAX_REPLICAS), "exit code 2", of_requests=False),
 )  # fmt: skip

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Container
+from dataclasses import replace
 from itertools import islice
 
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import FinishReason, LiveRequest, LiveState, Progress, Request
-from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST
+from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, TOO_LATE
 
 MAX_CRASHES = 2  # a request that ran in so many is not run again: it may be their cause
 
@@ -77,9 +79,16 @@ class OngoingRequests:
         return list(self._requests)
 
     def hand_over(self, request_id: int, engine: EngineClient) -> None:
-        """Have the engine run it from where it is. Raises EngineError, InvalidRequest as EngineClient.submit does."""
+        """Have the engine run it from where it is, or end it if a deadline is over by now.
+
+        Raises EngineError, InvalidRequest as EngineClient.submit does.
+        """
         ongoing = self._requests[request_id]
-        news = engine.submit(ongoing.request)
+        request = _from_now(ongoing.request)
+        if request is None:
+            self._end(ongoing, FinishReason.ERROR, TOO_LATE)
+            return
+        news = engine.submit(request)
         ongoing.engine = engine
         news.listen(ongoing.take)
 
@@ -87,7 +96,7 @@ class OngoingRequests:
         """The earliest first: so they keep their places. An engine that is gone already gets nothing."""
         if engine.closed.is_set():
             return
-        for request_id in self._requests:
+        for request_id in self.ids:
             self.hand_over(request_id, engine)
 
     def cancel(self, request_id: int) -> None:
@@ -136,3 +145,18 @@ class OngoingRequests:
     def _end(self, ongoing: _Ongoing, reason: FinishReason, error: str | None) -> None:
         self.forget(ongoing.request.id)
         ongoing.stream.put(Progress(ongoing.request.id, None, reason, error))
+
+
+def _from_now(request: Request) -> Request | None:
+    """The request with what is left of its deadlines, which count from its arrival (on time.monotonic()); None if one
+    is over. There is none any more for the first token of one that has it.
+    """
+    terms = request.terms
+    first_token = None if request.output else terms.first_token
+    if terms.timeout is None and first_token is terms.first_token is None:
+        return request
+    passed = time.monotonic() - request.arrival
+    left = [None if seconds is None else seconds - passed for seconds in (terms.timeout, first_token)]
+    if any(seconds is not None and seconds <= 0 for seconds in left):
+        return None
+    return replace(request, terms=replace(terms, timeout=left[0], first_token=left[1]))

@@ -37,10 +37,11 @@ ERRORS = {
     408: "The header or the body did not arrive in time.",
     413: "The body, or the file in it, is too large, or there is no room for it.",
     415: "The body is of another type than the path takes, or compressed.",
-    429: "There is too much to do already.",
+    429: "There is too much to do already, or a deadline cannot be made: `retry-after` says when there will be room.",
     431: "The header is too large.",
     500: "The request failed in the engine.",
     503: "Not now: loading, stopping, busy reading other requests, or the engine is gone. See `retry-after`.",
+    504: "The request could not make its deadline any more, and was not begun.",
     507: "The disk that holds files is full.",
 }
 OPENAI_ERROR, PLAIN_ERROR = "Error", "PlainError"
@@ -127,7 +128,11 @@ def _parameters(route: Route) -> list[Schema]:
         {"name": name, "in": "query", "required": False, "schema": field.schema, "description": field.text}
         for name, field in route.operation.query.items()
     ]
-    return path + query
+    header = [
+        {"name": name, "in": "header", "required": False, "schema": {"type": "number"}, "description": text}
+        for name, text in route.operation.headers.items()
+    ]
+    return path + query + header
 
 
 def _errors(route: Route) -> Schema:

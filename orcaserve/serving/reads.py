@@ -37,8 +37,8 @@ async def health(app: App, exchange: Exchange) -> None:
 
 
 def _refuse_unless_serving(app: App) -> None:
-    if app.draining or app.service is None:
-        reason = SERVER_STOPPING if app.draining else "the model is still loading"
+    if app.leaving or app.service is None:
+        reason = SERVER_STOPPING if app.leaving else "the model is still loading"
         raise InvalidRequest(None, reason, code="not_ready", status=503)
 
 

@@ -78,7 +78,7 @@ def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str
         yield Paragraph(f"The same as `{method.upper()} {short}`; the version is 1, the only one.")
         return
     yield Paragraph(said["summary"] + ("." if not said.get("description") else ". " + said["description"]))
-    for place, title in (("path", "in the path"), ("query", "in the query")):
+    for place, title in (("path", "in the path"), ("query", "in the query"), ("header", "in the header")):
         named = [given for given in said.get("parameters", ()) if given["in"] == place]
         if named:
             rows = [(f"`{p['name']}`", in_words(p["schema"]), p.get("description", "")) for p in named]

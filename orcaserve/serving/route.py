@@ -33,6 +33,7 @@ class Operation:
 
     fields: of a JSON body (None: there is no body), of which `required` must be there. form: the body is a form.
     answer: schema of the answer 200; content: its type. stream: what an answer with events holds, if there can be one.
+    headers: of the request, that are looked at.
     errors: statuses beyond those that any route of this kind may answer.
     """
 
@@ -45,6 +46,7 @@ class Operation:
     form: bool = False
     query: Mapping[str, Field] = field(default_factory=dict)
     parameters: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     content: str = "application/json"
     stream: str | None = None
     errors: tuple[int, ...] = ()

@@ -17,6 +17,7 @@ from orcaserve.serving.protocols.tensorflow import ROUTES as TENSORFLOW
 from orcaserve.serving.protocols.triton import ROUTES as TRITON
 from orcaserve.serving.route import Handle, Operation, Route, Router
 from orcaserve.serving.schedule_watch import REPLICA, schedule
+from orcaserve.serving.terms import HEADERS
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE, detokenize, tokenize
 
 OPENAI, TOKENS, SERVER = "OpenAI", "Tokens", "Server"
@@ -55,16 +56,16 @@ ROUTES = [
     Route(
         "POST",
         "/v1/completions",
-        acting(completions),
+        acting(completions, queues=True),
         Operation("Continue a prompt", _named("Completion"), OPENAI, fields=COMPLETION, required=("model",),
-                  stream=STREAM, errors=(404,)),
+                  stream=STREAM, headers=HEADERS, errors=(404, 429, 504)),
     ),
     Route(
         "POST",
         "/v1/chat/completions",
-        acting(chat_completions, on_thread=True),
+        acting(chat_completions, on_thread=True, queues=True),
         Operation("Answer a conversation", _named("ChatCompletion"), OPENAI, fields=CHAT,
-                  required=("model", "messages"), stream=STREAM, errors=(404,)),
+                  required=("model", "messages"), stream=STREAM, headers=HEADERS, errors=(404, 429, 504)),
     ),
     Route("GET", "/v1/models", reads.models, Operation("The served model", _named("Models"), OPENAI)),
     Route(

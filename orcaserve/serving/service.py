@@ -10,6 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
+from orcaserve.config import ServingConfig
 from orcaserve.core import (
     EngineError,
     EngineFacts,
@@ -22,24 +23,27 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    Terms,
     fan_out,
 )
-from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
+from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING, TIMED_OUT, TOO_LATE
+from orcaserve.core.terms import USUAL
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.conversation import ChatEncoder, RequestTemplates
+from orcaserve.serving.door import Bounds, Door
 from orcaserve.serving.fields import MAX_LOGPROBS, MAX_WORK
 from orcaserve.serving.grammar_checker import GrammarChecker
 from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.metrics import Metrics
 from orcaserve.serving.observing.life import Life
+from orcaserve.serving.pace import Pace
 from orcaserve.serving.schedule_watch import ScheduleWatch
+from orcaserve.serving.terms import Caller
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.text.tokenizer import Tokenizer
 
-# Work and no iteration for so long: not ready. An iteration takes all prompts that fit its batch, so a healthy one has
-# no bound of its own: with long prompts on a slow machine it may take minutes.
-STALL_SECONDS = 300.0
 ABORTED = "abort"  # the finish reason of a choice that was cancelled
+LATE = "late"  # in the count of ends: one that was not begun, for it could not make its deadline any more
 PLAIN_TEXT = TextOptions()
 
 
@@ -142,9 +146,13 @@ class Choice:
         self._audience = audience
         self.life = Life(arrival, time.monotonic())
         self._tally = service.metrics.clients.of(request.terms.client)
+        request.arrival = arrival  # what deadlines count from, wherever the request goes
         stream = service.client.submit(request)
+        service.metrics.requests_started += 1
         self._tally.n_open += 1
         service.live[request.id] = self
+        if not request.terms.background:
+            service.door.enter(request)
         stream.listen(self._take)
 
     @property
@@ -177,12 +185,13 @@ class Choice:
         """What fails here is this choice's failure alone: others are told their news after it."""
         if self.over:
             return
+        self._service.door.begun(self.request.id)
         try:
             text = self._read(news)
             if text or self.over:
                 self._audience.show(self, text)
         except EngineError as error:
-            self._end("error")
+            self._end(LATE if str(error) in (TOO_LATE, TIMED_OUT) else "error")
             self._audience.fail(error)
         except Exception as error:
             self.cancel()
@@ -219,14 +228,18 @@ class Choice:
         self.life.ended, self.life.reason = time.monotonic(), reason
         self._service.live.pop(self.request.id, None)
         self._tally.n_open -= 1
+        door = self._service.door
+        door.left(self.request.id)
+        if reason in ("stop", "length") and not self.request.params.ignore_eos:
+            door.lengths.note(self.text.n_tokens, by_itself=reason == "stop")
         self._service.metrics.on_end(self.request, self.life, self.text.n_tokens)
 
 
 class Service:
     """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model. call_parser: the format in which it writes calls of tools; None: what its chat
-    template says. request_templates: whether requests may bring chat templates of their own.
+    name: what clients call the model. serving: settings, of which those are looked at here that concern requests.
+    door: who may come in.
     """
 
     def __init__(
@@ -234,8 +247,7 @@ class Service:
         client: Client,
         tokenizer: Tokenizer,
         name: str,
-        call_parser: str | None = None,
-        request_templates: bool = False,
+        serving: ServingConfig,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -249,15 +261,19 @@ class Service:
         if tokenizer.tool_template is not None:
             tool_template = ChatTemplate(tokenizer.tool_template, tokenizer.special_tokens)
             self._tool_encoder = ChatEncoder(tool_template, tokenizer)
-        self._request_templates = RequestTemplates(tokenizer) if request_templates else None
-        self.call_parser = call_parser
+        self._request_templates = RequestTemplates(tokenizer) if serving.trust_request_chat_template else None
+        self.call_parser = serving.tool_call_parser
+        self.stall_timeout = serving.stall_timeout
         self.metrics = Metrics(name, self.facts, client.replicas)
         for number, replica in enumerate(client.replicas):
-            replica.on_report = partial(self.metrics.on_report, number)
+            replica.on_report = partial(self._on_report, number)
             replica.on_restart = partial(self.metrics.on_restart, number)
         self._grammars = GrammarChecker(lambda: tokenizer.vocabulary(self.facts.vocab_size, self.facts.eos_ids))
         self.live: dict[int, Choice] = {}  # by the numbers of their requests
         self.schedules = [ScheduleWatch(replica) for replica in client.replicas]
+        n_replicas = len(client.replicas)
+        self._pace = Pace(n_replicas, self.facts.n_workers)
+        self.door = _door(self.facts, n_replicas, serving, self._pace)
         self._request_ids = count(1)
         self._busy_since = time.monotonic()
 
@@ -290,6 +306,7 @@ class Service:
         options: TextOptions = PLAIN_TEXT,
         n_kept: int = 0,
         grammar_field: str | None = None,
+        terms: Terms = USUAL,
     ) -> Plan:
         """The requests of all prompts: choice prompt_index * n + i. From any thread. n_kept: see Plan; 0: all.
 
@@ -312,7 +329,7 @@ class Service:
             raise InvalidRequest(grammar_field, "this model has no token that ends a text, so it follows no grammar")
         choices: list[tuple[Request, TextStream]] = []
         for ids, params in prompts:
-            requests = fan_out(self._request_ids, ids, params, self.facts)
+            requests = fan_out(self._request_ids, ids, params, self.facts, terms)
             new_text = options.streams(self.tokenizer, ids, params)
             choices += [(request, new_text()) for request in requests]
         n_each = prompts[0][1].n if n_kept else 0
@@ -327,16 +344,29 @@ class Service:
         """Nothing is served any more."""
         self._grammars.close()
 
-    def start(self, plan: Plan, arrival: float, audience: Audience, origin: Origin) -> list[Choice]:
-        """Hand all choices to the engine. Raises EngineError if it is gone, before any of them is."""
+    def start(self, plan: Plan, arrival: float, audience: Audience, origin: Origin, caller: Caller) -> list[Choice]:
+        """Hand all choices to the engine. Raises EngineError if it is gone, and Overloaded if they may not come in now;
+        then none of them is.
+        """
+        requests = [request for request, _ in plan.choices]
+        if not requests[0].terms.background:
+            self.door.check(requests, time.monotonic() - arrival, caller)
         if not self.client.n_open:
             self._busy_since = time.monotonic()
+        choices: list[Choice] = []
+        try:
+            for index, (request, text) in enumerate(plan.choices):
+                choices.append(Choice(self, index, request, text, arrival, audience, origin))
+        except BaseException:
+            for choice in choices:
+                choice.cancel()
+            raise
         self.metrics.prompt_tokens += plan.n_prompt
-        self.metrics.requests_started += len(plan.choices)
-        return [
-            Choice(self, index, request, text, arrival, audience, origin)
-            for index, (request, text) in enumerate(plan.choices)
-        ]
+        return choices
+
+    def _on_report(self, replica: int, report: IterationReport) -> None:
+        self.metrics.on_report(replica, report)
+        self._pace.on_report(replica, report.status, time.monotonic())
 
     def cancel(self, request_id: int) -> None:
         if not self.client.closed.is_set():
@@ -364,9 +394,18 @@ class Service:
         if self.client.closed.is_set():
             return "the engine is gone"
         waiting_since = max(self.client.last_report, self._busy_since)
-        if self.client.n_open and time.monotonic() - waiting_since > STALL_SECONDS:
+        if self.client.n_open and time.monotonic() - waiting_since > self.stall_timeout:
             return "the engine makes no progress"
         return None
+
+
+def _door(facts: EngineFacts, n_replicas: int, serving: ServingConfig, pace: Pace) -> Door:
+    usual = Bounds.usual(facts, n_replicas)
+    n_requests, n_tokens = serving.max_queued_reqs, serving.max_queued_tokens
+    bounds = Bounds(
+        usual.n_requests if n_requests is None else n_requests, usual.n_tokens if n_tokens is None else n_tokens
+    )
+    return Door(facts.max_bs * facts.n_workers * n_replicas, facts.n_slots * n_replicas, bounds, pace)
 
 
 def _work(ids: Sequence[int], params: SamplingParams) -> int:
@@ -386,6 +425,8 @@ def as_invalid(error: EngineError, admitted: bool) -> InvalidRequest:
     """A failure of the engine as an answer: 503 if the request had not begun, so that a client may try again."""
     if str(error) == SERVER_STOPPING:
         return InvalidRequest(None, SERVER_STOPPING, code="stopping", status=503)
+    if str(error) in (TOO_LATE, TIMED_OUT):
+        return InvalidRequest(None, str(error), code="deadline_exceeded", status=504)
     if str(error) == CRASHED_TWICE:
         return InvalidRequest(None, CRASHED_TWICE, code="engine_crashed", status=500)
     return InvalidRequest(None, str(error), code="engine_error", status=500 if admitted else 503)

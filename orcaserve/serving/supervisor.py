@@ -25,6 +25,7 @@ from orcaserve.core.errors import ENGINE_LOST
 from orcaserve.core.watching import MOST_DESCRIBED
 from orcaserve.serving.launcher import EngineProcess
 from orcaserve.serving.ongoing import MAX_CRASHES, OngoingRequests
+from orcaserve.serving.stall import StallWatch
 
 MAX_RESTARTS = 5  # in a row, of engines that lived for less than SHORT_LIFE
 SHORT_LIFE = 5.0  # s after the model was loaded
@@ -39,7 +40,8 @@ _log = logging.getLogger("orcaserve")
 
 
 class Supervisor:
-    """Starts the engine, submits to it, and replaces it when its process ends, its stream ends, or it is silent.
+    """Starts the engine, submits to it, and replaces it when its process or its stream ends, when it is silent, or when
+    it makes no progress though it has work.
 
         supervisor = Supervisor(serving, engine)
         supervisor.start()                  # main thread; returns at once, the model loads meanwhile
@@ -204,16 +206,22 @@ class Supervisor:
 
     async def _end_of(self, client: EngineClient) -> None:
         """Return when the engine is gone for good, and what it had waits for the next one."""
+        watch = StallWatch(client, self._serving.stall_timeout)
         ended, lost = asyncio.create_task(self._process.wait()), asyncio.create_task(client.closed.wait())
+        stalled = asyncio.create_task(watch.wait())
         try:
-            await asyncio.wait((ended, lost), return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait((lost,), timeout=LAST_NEWS)
-            await asyncio.wait((ended,), timeout=OWN_END)
+            await asyncio.wait((ended, lost, stalled), return_when=asyncio.FIRST_COMPLETED)
+            if stalled.done() and not ended.done() and not lost.done():
+                _log.error("%s makes no progress; what its threads do follows", self._name)
+                await self._process.dump_stacks()
+            else:
+                await asyncio.wait((lost,), timeout=LAST_NEWS)
+                await asyncio.wait((ended,), timeout=OWN_END)
         finally:
-            ended.cancel()
-            lost.cancel()
+            for task in (ended, lost, stalled):
+                task.cancel()
         code = await self._process.kill()
-        reason = client.reason or "its process ended"
+        reason = watch.reason if watch.stalled else client.reason or "its process ended"
         await client.close()
         self._client = None
         n_failed = self._ongoing.crashed(client, self.facts.max_bs * self.facts.n_workers)

@@ -24,7 +24,7 @@ from orcaserve.config import EngineConfig
 from orcaserve.control_plane.channel import worker_socket
 from orcaserve.data_plane.memory import SharedMemory
 from orcaserve.data_plane.protocol import Place
-from orcaserve.process import SWITCH_INTERVAL, die_with_parent, name_process
+from orcaserve.process import SWITCH_INTERVAL, die_with_parent, dump_stacks_on_signal, name_process
 from orcaserve.worker.among import Among
 from orcaserve.worker.controller import RENDEZVOUS, Site, WorkerController
 
@@ -44,6 +44,7 @@ def main() -> NoReturn:
     stage, shard = map(int, options.place.split(","))
     name = f"worker s{stage}r{shard}"
     logs.set_up(options.log_level, options.log_format, name)
+    dump_stacks_on_signal()
     name_process(name)
     sys.setswitchinterval(SWITCH_INTERVAL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the endpoint's to handle

@@ -137,7 +137,7 @@ def test_the_process_and_its_end(served_model: Path, alive: Callable[[int], bool
 
 
 def test_two_signals_cut_what_runs_and_say_so(served_model: Path) -> None:
-    serve = Serve(str(served_model), "--port", "0", "--n-slots", "4096", "-t", "1")
+    serve = Serve(str(served_model), "--port", "0", "--n-slots", "4096", "-t", "1", "--shutdown-grace", "0")
     body = {"model": serve.model, "prompt": "ab", "max_tokens": 3000, "ignore_eos": True, "stream": True}
     half = socket.create_connection(("127.0.0.1", int(serve.base.rsplit(":", 1)[1])))
     head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{"

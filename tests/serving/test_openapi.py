@@ -97,9 +97,9 @@ def test_schemas_in_words(schema: dict[str, Any], words: str) -> None:
 
 LIMITING = re.compile(r"(MAX|MIN)_\w+|\w+_SECONDS|MAX_SECONDS")
 NO_LIMITS = {
-    "endpoint.GRACE_SECONDS", "endpoint.FAREWELL_SECONDS",  # of the end, told below the table
+    "endpoint.FAREWELL_SECONDS", "launcher.DUMP_SECONDS",  # of the end
     "http.DRAIN_SECONDS",  # within another row
-    "service.STALL_SECONDS",  # of health
+    "door.LOOK_SECONDS",  # how often, not how much
     "batches.records.RETRY_SECONDS", "batches.run.LOOK_SECONDS",  # how often, not how much
     "supervisor.MAX_RESTARTS",  # one less than the row says
     "template_sandbox.MAX_ARGUMENT", "template_sandbox.MAX_INT_BITS", "template_sandbox.MAX_INDENT",

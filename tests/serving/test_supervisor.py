@@ -12,6 +12,8 @@ import pytest
 from fake_engines import MAX_BS, POISON, FakeProcess, assert_whole, read, request, until
 
 from orcaserve.config import EngineConfig, ModelConfig, ServingConfig
+from orcaserve.control_plane.client import EngineClient
+from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import (
     EngineError,
     FinishReason,
@@ -21,8 +23,9 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    Terms,
 )
-from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
+from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING, TOO_LATE
 from orcaserve.serving import supervisor as module
 from orcaserve.serving.supervisor import Supervisor
 
@@ -233,3 +236,60 @@ async def test_an_engine_that_does_not_answer(processes: type[FakeProcess], monk
         live = await s.describe()
         assert len(live.requests) == 2 and live.n_left_out == 3
         assert live.requests[0].why_waiting == "the engine has not said anything of it for 0.05 s"
+
+
+def with_terms(id: int, arrival: float, **terms: float) -> Request:
+    return Request(id, [0, 1, 2], SamplingParams(max_tokens=150), terms=Terms(**terms), arrival=arrival)  # type: ignore[arg-type]
+
+
+async def test_deadlines_count_from_the_arrival(processes: type[FakeProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when a further engine gets a request: what has passed is taken off, and what is over is not begun."""
+    handed: list[Request] = []
+    submit = EngineClient.submit
+
+    def noted(self: EngineClient, request: Request) -> TokenStream:
+        handed.append(request)
+        return submit(self, request)
+
+    monkeypatch.setattr(EngineClient, "submit", noted)
+    async with supervised() as s:
+        now = time.monotonic()
+        streams = [
+            s.submit(with_terms(1, now - 10, timeout=30, first_token=15, between_tokens=1)),
+            s.submit(with_terms(2, now - 10, timeout=9)),
+        ]
+        (terms,) = (request.terms for request in handed)
+        assert terms.timeout == pytest.approx(20, abs=2) and terms.first_token == pytest.approx(5, abs=2)
+        assert terms.between_tokens == 1
+        assert await read(streams[1]) == [Progress(2, None, FinishReason.ERROR, TOO_LATE)]
+        await anext(streams[0])
+        await processes.started[0].kill()
+        await until(lambda: not s.present)
+        late = s.submit(with_terms(3, time.monotonic(), first_token=0.001))
+        await asyncio.sleep(0.01)
+        assert (await read(late))[-1].error == TOO_LATE
+        await read(streams[0])
+        again = handed[-1]
+        assert again.id == 1 and again.output and again.terms.timeout is not None
+        assert 0 < again.terms.timeout < 20 and again.terms.first_token is None, "it has its first token"
+        assert s.n_open == 0
+
+
+async def test_an_engine_that_gets_nowhere_is_replaced(
+    processes: type[FakeProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dumped: list[int] = []
+
+    async def dump(self: FakeProcess) -> None:
+        dumped.append(len(self.started))
+
+    monkeypatch.setattr(FakeProcess, "dump_stacks", dump, raising=False)
+    supervisor = Supervisor(ServingConfig(stall_timeout=2), EngineConfig(ModelConfig(Path("none"), "fake")))
+    supervisor.start()
+    await supervisor.connect()
+    try:
+        monkeypatch.setattr(processes.started[0]._host, "submit", lambda requests: None)  # they lie about there
+        assert_whole(await read(supervisor.submit(request(1))))
+        assert dumped == [1] and len(processes.started) == 2
+    finally:
+        await supervisor.close()

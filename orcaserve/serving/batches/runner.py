@@ -21,11 +21,12 @@ Tell = Callable[[Line, Reply], Awaitable[None]]
 def lines_at_once(facts: EngineFacts, n_replicas: int, beside_others: bool) -> int:
     """How many lines of batches are with the engine at once.
 
-    Beside others' requests they take half of the places in an iteration at most, for who comes later waits for them;
-    alone they have all of them, and as many again wait, so that no place is empty between two requests.
+    Beside others' requests as many as an iteration has places: they give way to the others, so all that would lie idle
+    is theirs, but the K/V slots of those that have begun are theirs too. Alone as many again wait, so that no place is
+    empty between two requests.
     """
     places = facts.max_bs * facts.n_workers * n_replicas
-    return max(1, places // 2) if beside_others else 2 * places
+    return places if beside_others else 2 * places
 
 
 async def run_lines(lines: Iterable[Line], ask: Ask, tell: Tell, n_at_once: int) -> None:

@@ -17,11 +17,12 @@ from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange, encode_json
 from orcaserve.serving.json_body import parse_object
 from orcaserve.serving.protocols.tensors import DATATYPES, Tensor, read_tensors, write_bytes
-from orcaserve.serving.protocols.translated import VERSION, check_name, complete, of_model
+from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete, of_model
 from orcaserve.serving.protocols.triton import in_our_words
 from orcaserve.serving.reads import live, ready
 from orcaserve.serving.route import Operation, Route
 from orcaserve.serving.service import Service
+from orcaserve.serving.terms import HEADERS
 from orcaserve.version import __version__
 
 if TYPE_CHECKING:
@@ -234,8 +235,9 @@ ROUTES = [
         Operation("200 if requests can be served now", _STATUS, TAG, errors=(503,)),
         open=True,
     ),
-    *_of_model("POST", "/infer", acting(infer, read=read_inference, any_type=True),
-               "Continue texts in a tensor", _INFERRED, fields=INFER, required=("inputs",)),
+    *_of_model("POST", "/infer", acting(infer, read=read_inference, any_type=True, queues=True),
+               "Continue texts in a tensor", _INFERRED, fields=INFER, required=("inputs",),
+               headers=HEADERS, errors=BUSY),
     *_of_model("GET", "/ready", _model_ready, "200 if the model can be used now", _STATUS),
     *_of_model("GET", "/config", _config, "The model's configuration, in Triton's form", _CONFIG),
     *_of_model("GET", "", _model, "The model's inputs and outputs", _MODEL),

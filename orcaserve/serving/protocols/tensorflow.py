@@ -18,9 +18,10 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import Field
 from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.protocols.translated import VERSION, check_name, complete, of_model
+from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete, of_model
 from orcaserve.serving.protocols.triton import in_our_words
 from orcaserve.serving.service import Service
+from orcaserve.serving.terms import HEADERS
 
 if TYPE_CHECKING:
     from orcaserve.serving.app import App
@@ -161,7 +162,8 @@ _METADATA = {
 _of_model = partial(of_model, TAG, "/tfs/v1/models/{model}")
 
 ROUTES = [
-    *_of_model("POST", ":predict", acting(predict, any_type=True), "Continue texts", _PREDICTED, fields=PREDICT),
+    *_of_model("POST", ":predict", acting(predict, any_type=True, queues=True), "Continue texts", _PREDICTED,
+               fields=PREDICT, headers=HEADERS, errors=BUSY),
     *_of_model("GET", "/metadata", _metadata, "What the model takes and gives", _METADATA),
     *_of_model("GET", "", _status, "Whether the model can be used", _STATUSES),
-]
+]  # fmt: skip

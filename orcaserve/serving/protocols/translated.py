@@ -17,7 +17,9 @@ from orcaserve.serving.fields import COMPLETION
 from orcaserve.serving.http import Answer, Exchange, Message, encode_json
 from orcaserve.serving.route import Handle, Operation, Route
 from orcaserve.serving.service import Service
+from orcaserve.serving.terms import headers_of_terms
 
+BUSY = (429, 504)  # what whoever generates text may answer beside other errors
 VERSION = "1"  # of the served model: there is one
 # What a completion's answer has a place for, and the answers of the other protocols have not.
 NO_PLACE = ("model", "prompt", "stream_options", "logprobs", "prompt_logprobs", "top_logprobs", "return_token_ids")
@@ -63,12 +65,14 @@ def complete(
     wanted = {name: value for name, value in parameters.items() if name not in NO_PLACE}
     body = {**wanted, "model": service.name, "prompt": prompt, "stream": event is not None}
     inner = Exchange(
-        {**exchange.scope, "headers": [], "extensions": {}},
+        {**exchange.scope, "headers": headers_of_terms(exchange), "extensions": {}},
         exchange.no_more,
         _Translating(exchange, whole, event).send,
         exchange.id,
     )
     inner.arrival, inner.cancellation, inner.account = exchange.arrival, exchange.cancellation, exchange.account
+    inner.arrival, inner.cancellation = exchange.arrival, exchange.cancellation
+    inner.key, inner.count_failure = exchange.key, exchange.count_failure
     answer = completions(inner, service, body)
     exchange.name_ignored([*(ignored or ()), *inner.ignored])
     return answer
@@ -130,7 +134,15 @@ class _Translating:
 
 
 def of_model(
-    tag: str, model: str, method: str, end: str, handle: Handle, summary: str, answer: Any, **more: Any
+    tag: str,
+    model: str,
+    method: str,
+    end: str,
+    handle: Handle,
+    summary: str,
+    answer: Any,
+    errors: tuple[int, ...] = (),
+    **more: Any,
 ) -> list[Route]:
     """Routes under the path of a model and, as both protocols have them, under that of its only version."""
     return [
@@ -138,7 +150,7 @@ def of_model(
             method,
             f"{model}{versions}{end}",
             handle,
-            Operation(summary + (" (by version)" if versions else ""), answer, tag, errors=(404,), **more),
+            Operation(summary + (" (by version)" if versions else ""), answer, tag, errors=(404, *errors), **more),
         )
         for versions in ("/versions/{version}", "")
     ]

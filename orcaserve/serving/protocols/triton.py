@@ -14,9 +14,10 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import Field
 from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.protocols.translated import VERSION, check_name, complete
+from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete
 from orcaserve.serving.route import Operation, Route
 from orcaserve.serving.service import Service
+from orcaserve.serving.terms import HEADERS
 
 # What Triton's own backends call some of them.
 ALIASES = {"stop_words": "stop", "random_seed": "seed"}
@@ -99,7 +100,7 @@ def _routes(verb: str, summary: str, act: Any, stream: str | None) -> list[Route
         Route(
             "POST",
             f"/v2/models/{{model}}{versions}/{verb}",
-            acting(act, any_type=True),
+            acting(act, any_type=True, queues=True),
             Operation(
                 summary + (" (by version)" if versions else ""),
                 _ANSWER,
@@ -107,7 +108,8 @@ def _routes(verb: str, summary: str, act: Any, stream: str | None) -> list[Route
                 fields=GENERATE,
                 required=("text_input",),
                 stream=stream,
-                errors=(404,),
+                headers=HEADERS,
+                errors=(404, *BUSY),
             ),
         )
         for versions in ("/versions/{version}", "")

@@ -190,7 +190,7 @@ class Server:
         traces = self._settings.pop("traces", None)
         self.app = App(ServingConfig(**self._settings), traces)
         self.engine = FakeEngine(self.tokenizer.vocab_size, self._script)
-        self.app.service = self.service = Service(self.engine, self.tokenizer, MODEL)
+        self.app.service = self.service = Service(self.engine, self.tokenizer, MODEL, self.app.config)
         self._server = HttpServer(self.app, self.app.config.write_timeout)
         engine = asyncio.create_task(self.engine.run())
         serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))

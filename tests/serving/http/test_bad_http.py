@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orcaserve.config import ApiKey
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING
 
 GOOD = {"model": "tiny", "prompt": "the", "max_tokens": 3}
@@ -325,7 +326,7 @@ def test_b36_unknown_path(server: Any, path: str) -> None:
 def test_api_key_guards_every_path_but_the_probes(other_server: Any) -> None:
     from orcaserve.serving.routes import ROUTES
 
-    server = other_server(api_key="s3cret")
+    server = other_server(api_keys=(ApiKey("own", "s3cret"),))
     open_paths = {"/live", "/ready", "/health", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"}
     assert {route.path for route in ROUTES if route.open} == open_paths
     paths = [(re.sub(r"{model}", "tiny", re.sub(r"{version}", "1", r.path)), r.method, r.open) for r in ROUTES]
@@ -360,14 +361,14 @@ def test_loading_and_stopping(other_server: Any) -> None:
         assert answer.headers["retry-after"]
     assert server.http.get("/live").status_code == 200
     server.app.service = service
-    server.app.draining = True
+    server.on_loop(server.app.drain)
     for answer in (server.http.get("/health"), server.complete()):
         error_of(answer, 503)
 
 
-def test_health_means_progress(other_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orcaserve.serving.service.STALL_SECONDS", 0.2)
+def test_health_means_progress(other_server: Any) -> None:
     server = other_server()
+    server.service.stall_timeout = 0.2
     time.sleep(0.4)
     assert server.http.get("/health").status_code == 200  # idle is not stalled
     server.engine.pause = True

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
+from orcaserve.config import ServingConfig
 from orcaserve.core import EngineFacts, Request
 from orcaserve.serving.service import Service
 from orcaserve.text.tokenizer import Tokenizer
@@ -41,7 +42,7 @@ class ToolServer:
         end = tokenizer.added[eos]
         self.engine.facts = EngineFacts("tiny", tokenizer.vocab_size, 4096, 8192, 8, 1, frozenset({end}))
         self.engine.seconds_per_token = 0.0001
-        server.app.service = self.service = Service(server.engine, tokenizer, "tiny", **settings)
+        server.app.service = self.service = Service(server.engine, tokenizer, "tiny", ServingConfig(**settings))
 
         def script(request: Request, n: int) -> int:
             ids = [*tokenizer.encode(self.text, add_special_tokens=False), end]
@@ -253,7 +254,7 @@ def test_a_template_without_a_system_message_has_them_in_the_first_one(tools: Ca
 
 
 def test_a_named_parser(tools: Callable[..., ToolServer]) -> None:
-    server = tools("smollm2", call_parser="pythonic")
+    server = tools("smollm2", tool_call_parser="pythonic")
     message, _ = server.both("[get_weather(city='Köln')]")
     assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Köln"}'
 
@@ -319,7 +320,7 @@ FUZZED = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs",
 
 
 def test_whatever_is_sent_is_answered(tools: Callable[..., ToolServer]) -> None:
-    server = tools(request_templates=True)
+    server = tools(trust_request_chat_template=True)
 
     @given(st.dictionaries(st.sampled_from(FUZZED), JSON, max_size=3), st.none() | JSON)
     @settings(max_examples=150, deadline=None)
@@ -333,7 +334,7 @@ def test_whatever_is_sent_is_answered(tools: Callable[..., ToolServer]) -> None:
 
 
 def test_a_template_of_the_request(tools: Callable[..., ToolServer]) -> None:
-    server = tools(request_templates=True)
+    server = tools(trust_request_chat_template=True)
     body = {"chat_template": "{% for m in messages %}{{ m.content }}!{% endfor %}"}
     assert server.create("Yes", extra_body=body).choices[0].message.content == "Yes"
     seen = server.tokenizer.decode(server.engine.seen[-1].input_ids)

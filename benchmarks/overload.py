@@ -1,0 +1,185 @@
+"""Does a server that is asked for ten times what it can do still do what it can, as quickly, and say no at once?
+
+    python benchmarks/overload.py [--seconds 300] [--connections 512] [--places 16] [--queue 4] [--out FILE.md]
+
+Capacity: as many clients as the server takes (places + queue), each of which sends its next request when the last is
+over. Overload: requests come at ten times the rate that was carried then, on as many connections as are asked for;
+who is refused does not come back. Then a burst: every connection sends one request at the same moment, and whoever is
+refused comes back when Retry-After says, until taken. What it said is right if the request was taken no more than
+30 % (and the second to which it is rounded) later. The clients run on the same machine, below the server's priority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import mean
+
+from crowd import NAME, Connection, Reply, be_nice, body_of, children, closed_loop, resident
+from report import Line, add_line_argument, heading, table, write, write_lines
+from server import serving
+from throughputs import form_flags
+
+TIMES = 10
+GOALS = {"p99": 1.3, "goodput": 0.95, "refusal_ms": 50.0, "memory": 1.05, "retry": 0.9}
+TOLERANCE = 1.3
+PROMPT, MOST = 32, 32
+
+
+def p99(values: Sequence[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)] if ordered else float("nan")
+
+
+@dataclass
+class Memory:
+    """MiB of each process over time."""
+
+    pids: Sequence[int]
+    samples: list[list[float]] = field(default_factory=list)
+
+    async def watch(self, period: float) -> None:
+        while True:
+            self.samples.append([resident(pid) for pid in self.pids])
+            await asyncio.sleep(period)
+
+    @property
+    def growth(self) -> float:
+        """The last third by the second, of the process that grew most: the first third warms up."""
+        third = len(self.samples) // 3
+        if not third:
+            return float("nan")
+        columns = list(zip(*self.samples, strict=True))
+        return max(mean(c[2 * third :]) / mean(c[third : 2 * third]) for c in columns)
+
+
+async def overload(base: str, rate: float, n: int, seconds: float, rng: random.Random) -> list[Reply]:
+    """Requests at this rate, each on a connection that is free."""
+    free: asyncio.Queue[Connection] = asyncio.Queue()
+    connections = [Connection(base) for _ in range(n)]
+    for connection in connections:
+        free.put_nowait(connection)
+    replies: list[Reply] = []
+
+    async def one(connection: Connection) -> None:
+        replies.append(await connection.ask(body_of(rng, PROMPT, MOST)))
+        free.put_nowait(connection)
+
+    due = start = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        while due - start < seconds:
+            due += rng.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            group.create_task(one(await free.get()))
+    for connection in connections:
+        connection.close()
+    return replies
+
+
+async def burst(base: str, n: int, rng: random.Random) -> tuple[list[float], int]:
+    """Of every first refusal: how long until it was taken, by what it was told; and how many came in at once."""
+    ratios: list[float] = []
+    n_at_once = 0
+
+    async def client() -> None:
+        nonlocal n_at_once
+        connection, body = Connection(base), body_of(rng, PROMPT, MOST)
+        first: Reply | None = None
+        for attempt in range(100):
+            reply = await connection.ask(body, attempt)
+            if reply.status == 200:
+                break
+            assert reply.retry_after is not None, reply
+            first = first or reply
+            await asyncio.sleep(reply.retry_after)
+        if first is None:
+            n_at_once += 1
+        else:
+            assert first.retry_after is not None
+            ratios.append(max(0.0, reply.sent - first.ended - 1) / first.retry_after)
+        connection.close()
+
+    await asyncio.gather(*(client() for _ in range(n)))
+    return ratios, n_at_once
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model")
+    parser.add_argument("--form", default="int8/int8", help="weights/K/V")
+    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--connections", type=int, default=512)
+    parser.add_argument("--places", type=int, default=16)
+    parser.add_argument("--queue", type=int, default=4)
+    parser.add_argument("--out")
+    add_line_argument(parser)
+    args = parser.parse_args()
+    rng = random.Random(0)
+    flags = [*form_flags(*args.form.split("/")), "--n-slots", "8192", "--max-num-seqs", str(args.places)]
+    flags += ["--max-num-queued-reqs", str(args.queue), "--served-model-name", NAME]
+    flags += ["--model", args.model] if args.model else []
+    with serving(flags) as server:
+        be_nice()
+        n_full, short = args.places + args.queue, max(args.seconds / 4, 10.0)
+        asyncio.run(closed_loop(server.base, n_full, min(short, 10.0), rng, PROMPT, MOST))  # warms up
+        start = time.perf_counter()
+        at_capacity = asyncio.run(closed_loop(server.base, n_full, short, rng, PROMPT, MOST))
+        took = time.perf_counter() - start
+        rate, capacity = len(at_capacity) / took, sum(r.n_tokens for r in at_capacity) / took
+        print(f"capacity: {rate:.2f} requests/s, {capacity:.0f} tokens/s", flush=True)
+        memory = Memory([server.process.pid, *children(server.process.pid)])
+
+        async def watched() -> list[Reply]:
+            watching = asyncio.create_task(memory.watch(max(args.seconds / 60, 0.5)))
+            try:
+                return await overload(server.base, TIMES * rate, args.connections, args.seconds, rng)
+            finally:
+                watching.cancel()
+
+        start = time.perf_counter()
+        replies = asyncio.run(watched())
+        took = time.perf_counter() - start
+        time.sleep(3)  # what was promised to those who did not come back is forgotten
+        ratios, n_at_once = asyncio.run(burst(server.base, args.connections, rng))
+    taken = [r for r in replies if r.status == 200]
+    refused = [r for r in replies if r.status == 429]
+    assert len(taken) + len(refused) == len(replies), {r.status for r in replies}
+    goodput = sum(r.n_tokens for r in taken) / took / capacity
+    slower = p99([r.seconds for r in taken]) / p99([r.seconds for r in at_capacity])
+    refusal = 1000 * p99([r.seconds for r in refused])
+    right = mean(ratio <= TOLERANCE for ratio in ratios) if ratios else float("nan")
+    rows = [
+        ["capacity", f"{rate:.2f}", f"{capacity:.0f}", f"{p99([r.seconds for r in at_capacity]):.2f}", "", ""],
+        [f"{TIMES} x", f"{len(taken) / took:.2f}", f"{goodput * capacity:.0f}",
+         f"{p99([r.seconds for r in taken]):.2f}", f"{len(refused) / took:.1f}", f"{refusal:.1f}"],
+    ]  # fmt: skip
+    columns = ["", "requests/s", "tokens/s", "p99 of the taken, s", "refusals/s", "p99 of refusals, ms"]
+    ends = [f"{sample[0]:.0f} + {sum(sample[1:]):.0f}" for sample in (memory.samples[0], memory.samples[-1])]
+    said = (
+        f"Endpoint and other processes, MiB, at the begin and end of the overload: {ends[0]}, {ends[1]}; last third by "
+        f"the second: {memory.growth:.3f}. Burst of {args.connections}: {n_at_once} taken at once; of {len(ratios)} "
+        f"refused, {right:.0%} were taken within {TOLERANCE:.0%} of what Retry-After said.\n"
+    )
+    write(heading("Overload", __doc__) + table(columns, rows) + f"\n{said}", args.out)
+    lines = [
+        Line("p99 at 10 x overload, by that at capacity", f"{GOALS['p99']:g} x", "", "", f"{slower:.2f} x",
+             slower <= GOALS["p99"]),
+        Line("goodput at 10 x overload", f"{GOALS['goodput']:.0%}", "", "", f"{goodput:.0%}",
+             goodput >= GOALS["goodput"]),
+        Line("refusals, p99", f"{GOALS['refusal_ms']:g} ms", f"{refusal:.1f} ms", "", "",
+             refusal <= GOALS["refusal_ms"]),
+        Line("memory under overload, last third", f"{GOALS['memory']:g} x", "", "", f"{memory.growth:.3f} x",
+             memory.growth <= GOALS["memory"]),
+        Line("Retry-After right within 30 %", f"{GOALS['retry']:.0%}", f"{right:.0%}", "", "", right >= GOALS["retry"]),
+    ]  # fmt: skip
+    write_lines(lines, args.lines)
+    print("\n".join(f"{line.what}: {line.ours or line.ratio} (goal {line.goal})" for line in lines))
+    return 0 if all(line.passed for line in lines) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
