@@ -50,6 +50,7 @@ def measure(max_bs: int, iterations: int, folder: Path) -> Row:
     settings = Settings("iteration-level", max_bs, n_slots, PAGE_SIZE, 1, LONGEST)
     scheduler = Scheduler(n_slots, max_bs, 1, PAGE_SIZE)
     recorder = ScheduleRecorder(settings, RotatingFile(path, 1), 2**40)
+    recorder.begin()
     arrivals = Arrivals(seed=max_bs)
 
     def arrive() -> None:

@@ -27,6 +27,7 @@ FIRST_ITERATIONS: tuple[str, ...] = get_args(FirstIteration)
 DEVICES = re.compile(r"cpu|reference|cuda(:\d+)?")
 MIN_SECRET = 16  # characters; a shorter one can be guessed
 MIN_ENGINE_TIMEOUT, MAX_ENGINE_TIMEOUT = 2.0, 3600.0  # s; an engine that is well says something twice a second
+MIN_KEEP_ALIVE, MAX_KEEP_ALIVE = 0.1, 3600.0
 MIN_PART_BYTES = 64 * 2**10  # of a schedule log
 MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
 SUCCESSOR_PATIENCE = 300.0  # s for a machine of Ray's to come back, or for another to take its place
@@ -354,6 +355,7 @@ class ServingConfig:
     write_timeout: float = 60.0
     start_timeout: float = 600.0
     engine_timeout: float = 10.0  # s without a word from the engine, which is then taken for hung and replaced
+    sse_keep_alive: float = 15.0  # s of silence of an event stream, after which a comment is sent; 0: never
     log_level: str = "info"
     strict: bool = False
     files_dir: Path | None = None
@@ -370,6 +372,9 @@ class ServingConfig:
         if not MIN_ENGINE_TIMEOUT <= self.engine_timeout <= MAX_ENGINE_TIMEOUT:
             span = f"{MIN_ENGINE_TIMEOUT:g} to {MAX_ENGINE_TIMEOUT:g}"
             raise ConfigError("--engine-timeout", f"must be from {span} seconds")
+        if self.sse_keep_alive != 0 and not MIN_KEEP_ALIVE <= self.sse_keep_alive <= MAX_KEEP_ALIVE:
+            span = f"0 (none), or from {MIN_KEEP_ALIVE:g} to {MAX_KEEP_ALIVE:g} seconds"
+            raise ConfigError("--sse-keep-alive-interval", f"must be {span}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:

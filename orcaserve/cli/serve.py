@@ -41,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="answer 400 to a request with a field that is unknown or has no effect; else such fields are named in the "
         "header x-orcaserve-ignored-fields",
     )
+    group.add_argument(
+        "--sse-keep-alive-interval",
+        type=float,
+        default=15.0,
+        metavar="SECONDS",
+        help="an event stream that has sent nothing for so long sends a comment, so that nobody on the way takes the "
+        "connection for dead; 0: none (default: %(default)g)",
+    )
     group = parser.add_argument_group(
         "files and batches",
         "What /v1/files and /v1/batches keep. Unfinished batches go on when the server starts again.",
@@ -129,6 +137,7 @@ def run(args: argparse.Namespace) -> int:
         served_model_name=args.served_model_name,
         api_key=args.api_key,
         engine_timeout=args.engine_timeout,
+        sse_keep_alive=args.sse_keep_alive_interval,
         log_level=args.log_level,
         strict=args.strict,
         files_dir=Path(os.path.abspath(args.files_dir)) if args.files_dir else default_files_dir(name),

@@ -16,7 +16,16 @@ from orcaserve.control_plane import engine_pb2 as wire
 from orcaserve.control_plane.channel import OPTIONS, target_of
 from orcaserve.control_plane.engine_pb2_grpc import EngineStub
 from orcaserve.control_plane.token_stream import TokenStream
-from orcaserve.core import EngineError, EngineFacts, EngineStatus, FinishReason, IterationReport, Progress, Request
+from orcaserve.core import (
+    EngineError,
+    EngineFacts,
+    EngineStatus,
+    FinishReason,
+    IterationReport,
+    LiveRequests,
+    Progress,
+    Request,
+)
 from orcaserve.core.errors import ENGINE_LOST
 
 CLOSE_GRACE = 1.0  # s for the engine to end the stream when asked
@@ -58,11 +67,16 @@ class EngineClient:
         self._streams: dict[int, TokenStream] = {}
         self._submits: list[wire.Submit] = []
         self._cancels: list[int] = []
+        self._listener: Callable[[bytes], None] | None = None  # to the schedule
+        self._to_watch: bool | None = None  # what is still to be said of it
+        self._n_questions = 0
+        self._asks = False
+        self._answer: asyncio.Future[LiveRequests] | None = None  # to the question under way
         self._something_to_say = asyncio.Event()
         self._reader = asyncio.create_task(self._read(), name="engine client: read")
         self._writer = asyncio.create_task(self._write(), name="engine client: write")
         self._n_silent_ticks = 0
-        self._watch = None if silence is None else asyncio.create_task(self._watch_silence(silence))
+        self._silence = None if silence is None else asyncio.create_task(self._watch_silence(silence))
 
     @classmethod
     async def connect(
@@ -123,6 +137,30 @@ class EngineClient:
             self._cancels.append(request_id)
             self._something_to_say.set()
 
+    def watch(self, listener: Callable[[bytes], None] | None) -> None:
+        """Have the listener called with whole lines of the schedule.
+
+        A header comes first, by itself: how things stand. It comes anew when lines had to be left out, and whenever
+        this is called again. The listener must return at once. None: nobody listens any more. Raises EngineError once
+        the client is closed.
+        """
+        self._check_open()
+        self._listener, self._to_watch = listener, listener is not None
+        self._something_to_say.set()
+
+    async def describe(self) -> LiveRequests:
+        """All live requests, and why each waits. Those who ask while an answer is due share it.
+
+        Raises EngineError once the client is closed.
+        """
+        self._check_open()
+        if self._answer is None:
+            self._answer = asyncio.get_running_loop().create_future()
+            self._n_questions += 1
+            self._asks = True
+            self._something_to_say.set()
+        return await asyncio.shield(self._answer)
+
     async def close(self, message: str = ENGINE_LOST) -> None:
         """Let go of the engine; open streams end with an error of this message. Idempotent.
 
@@ -131,9 +169,9 @@ class EngineClient:
         self._lose("closed by the endpoint", message)
         self._writer.cancel()
         await asyncio.gather(self._writer, return_exceptions=True)
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
+        if self._silence is not None:
+            self._silence.cancel()
+            await asyncio.gather(self._silence, return_exceptions=True)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await self._call.done_writing()
         await asyncio.wait({self._reader}, timeout=CLOSE_GRACE)
@@ -152,13 +190,13 @@ class EngineClient:
             while True:
                 await self._something_to_say.wait()
                 self._something_to_say.clear()
-                while self._submits or self._cancels:
+                while self._submits or self._cancels or self._asks or self._to_watch is not None:
                     await self._call.write(self._next_message())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the stream is over: the reader says why
 
     def _next_message(self) -> wire.ToEngine:
-        """All that waits, up to a bound on the message. Cancels wait for the submits before them."""
+        """All that waits, up to a bound on the message. Cancels and questions wait for the submits before them."""
         n, size = 0, 0
         for submit in self._submits:
             size += submit.ByteSize()
@@ -167,9 +205,12 @@ class EngineClient:
             n += 1
         submits, self._submits = self._submits[:n], self._submits[n:]
         cancels: list[int] = []
+        question = 0
         if not self._submits:
             cancels, self._cancels = self._cancels, []
-        return codec.encode_turn(submits, cancels)
+            question, self._asks = self._n_questions if self._asks else 0, False
+        watch, self._to_watch = self._to_watch, None
+        return codec.encode_turn(submits, cancels, watch, question)
 
     async def _read(self) -> None:
         reason = "its stream ended"
@@ -178,6 +219,11 @@ class EngineClient:
                 self._n_silent_ticks = 0
                 if message.HasField("report"):
                     self._dispatch(message.report)
+                elif message.HasField("schedule_lines"):
+                    if self._listener is not None:
+                        self._listener(message.schedule_lines)
+                elif message.HasField("live"):
+                    self._take_answer(message.live)
                 elif message.HasField("failure"):
                     reason = message.failure.message
                     break
@@ -209,12 +255,20 @@ class EngineClient:
             if news.finish_reason is not None:
                 del self._streams[news.request_id]
 
+    def _take_answer(self, live: wire.LiveRequests) -> None:
+        if self._answer is not None and not self._answer.done() and live.question == self._n_questions:
+            self._answer.set_result(codec.decode_live(live))
+            self._answer = None
+
     def _lose(self, reason: str, message: str = ENGINE_LOST) -> None:
         """The engine is gone: say so to everyone who waits. Idempotent."""
         if self.closed.is_set():
             return
         self.reason = reason
         self.closed.set()
+        if self._answer is not None:
+            self._answer.set_exception(EngineError(f"the engine is gone: {reason}"))
+            self._answer.exception()  # nobody may be waiting any more
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.put(Progress(stream.request_id, None, FinishReason.ERROR, message))

@@ -20,6 +20,9 @@ from orcaserve.core import (
     GrammarKind,
     InvalidRequest,
     IterationReport,
+    LiveRequest,
+    LiveRequests,
+    LiveState,
     Progress,
     Request,
     SamplingParams,
@@ -266,9 +269,54 @@ def encode_heartbeat() -> wire.FromEngine:
     return wire.FromEngine(heartbeat=wire.Heartbeat())
 
 
-def encode_turn(submits: Sequence[wire.Submit], cancels: Sequence[int]) -> wire.ToEngine:
-    """What the endpoint had to say since its last message."""
-    return wire.ToEngine(submits=submits, cancels=cancels)
+def encode_lines(lines: bytes) -> wire.FromEngine:
+    """Whole lines of a schedule log."""
+    return wire.FromEngine(schedule_lines=lines)
+
+
+def encode_live(question: int, live: LiveRequests) -> wire.FromEngine:
+    """The answer to a question."""
+    requests = [
+        wire.LiveRequest(
+            request_id=each.id,
+            state=each.state.value,
+            age=each.age,
+            n_input=each.n_input,
+            n_output=each.n_output,
+            n_reserved=each.n_reserved,
+            n_used=each.n_used,
+            why_waiting=each.why_waiting,
+        )
+        for each in live.requests
+    ]
+    return wire.FromEngine(
+        live=wire.LiveRequests(question=question, requests=requests, n_left_out=min(live.n_left_out, _MAX_UINT32))
+    )
+
+
+def decode_live(live: wire.LiveRequests) -> LiveRequests:
+    """Raises ValueError for a state that is none."""
+    requests = [
+        LiveRequest(
+            each.request_id,
+            LiveState(each.state),
+            each.age,
+            each.n_input,
+            each.n_output,
+            each.n_reserved,
+            each.n_used,
+            each.why_waiting,
+        )
+        for each in live.requests
+    ]
+    return LiveRequests(requests, live.n_left_out)
+
+
+def encode_turn(
+    submits: Sequence[wire.Submit], cancels: Sequence[int], watch: bool | None = None, question: int = 0
+) -> wire.ToEngine:
+    """What the endpoint had to say since its last message. watch: None: as before; question: 0 for none."""
+    return wire.ToEngine(submits=submits, cancels=cancels, watch=watch, question=question)
 
 
 def _encode_status(status: EngineStatus) -> wire.Status:

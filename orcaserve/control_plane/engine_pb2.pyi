@@ -145,12 +145,14 @@ class FromEngine(_message.Message):
     def __init__(self, facts: _Optional[_Union[Facts, _Mapping]] = ..., report: _Optional[_Union[IterationReport, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., schedule_lines: _Optional[bytes] = ..., live: _Optional[_Union[LiveRequests, _Mapping]] = ...) -> None: ...
 
 class LiveRequests(_message.Message):
-    __slots__ = ("question", "requests")
+    __slots__ = ("question", "requests", "n_left_out")
     QUESTION_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    N_LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     question: int
     requests: _containers.RepeatedCompositeFieldContainer[LiveRequest]
-    def __init__(self, question: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ...) -> None: ...
+    n_left_out: int
+    def __init__(self, question: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[LiveRequest, _Mapping]]] = ..., n_left_out: _Optional[int] = ...) -> None: ...
 
 class LiveRequest(_message.Message):
     __slots__ = ("request_id", "state", "age", "n_input", "n_output", "n_reserved", "n_used", "why_waiting")

@@ -6,6 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -16,7 +18,17 @@ from orcaserve.control_plane import codec
 from orcaserve.control_plane import engine_pb2 as wire
 from orcaserve.control_plane.channel import HEARTBEAT_SECONDS, OPTIONS, target_of
 from orcaserve.control_plane.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
-from orcaserve.core import EngineError, EngineFacts, InvalidRequest, IterationReport, NoRoom, Request
+from orcaserve.control_plane.schedule_sink import ScheduleSink
+from orcaserve.core import (
+    EngineError,
+    EngineFacts,
+    InvalidRequest,
+    IterationReport,
+    LiveRequests,
+    NoRoom,
+    Request,
+    Sink,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -25,7 +37,13 @@ class _Nothing:
     """There has been nothing to say for a while."""
 
 
-_Item = EngineFacts | IterationReport | str | _Nothing  # str: why the engine gives up
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    question: int
+    live: LiveRequests
+
+
+_Item = EngineFacts | IterationReport | bytes | _Answer | str | _Nothing  # bytes: lines; str: why the engine gives up
 
 
 class Host(Protocol):
@@ -37,14 +55,18 @@ class Host(Protocol):
 
     def refuse(self, request_id: int, why: str) -> None: ...
 
+    def watch(self, sink: Sink | None) -> None: ...
+
+    def describe(self, answer: Callable[[LiveRequests], None]) -> None: ...
+
 
 class EngineServer(EngineServicer):
     """Serves one stream on a Unix socket, whose directory must be closed to other users.
 
     The socket is there from start(), before the model is loaded; open() lets the endpoint in.
 
-        endpoint -> Attach -> reader thread -> host.submit, host.cancel
-        loop thread -> report() -> outbox -> sender thread -> endpoint
+        endpoint -> Attach -> reader thread -> host.submit, host.cancel, host.watch, host.describe
+        loop thread -> report(), lines, answers -> outbox -> sender thread -> endpoint
 
     The sender waits for nobody but the outbox, so heartbeats go out however long an iteration or the loading takes.
 
@@ -58,6 +80,9 @@ class EngineServer(EngineServicer):
         self._socket = socket
         self._host: Host | None = None
         self._outbox: SimpleQueue[_Item | None] = SimpleQueue()
+        self._lines = ScheduleSink(self._outbox.put)
+        self._watched = False
+        self._watch_lock = threading.Lock()  # the reader is asked to watch, the sender has lost lines
         self._taken = threading.Lock()
         self._server = grpc.server(
             ThreadPoolExecutor(max_workers=2, thread_name_prefix="control plane"),
@@ -113,6 +138,12 @@ class EngineServer(EngineServicer):
                 ).start()
                 self.attached.set()  # before the yield: gRPC never returns from it if the endpoint leaves right then
                 yield codec.encode_facts(item)
+            elif isinstance(item, bytes):
+                yield codec.encode_lines(item)
+                if self._lines.sent(len(item)):
+                    self._watch_anew()
+            elif isinstance(item, _Answer):
+                yield codec.encode_live(item.question, item.live)
             else:
                 yield codec.encode_failure(item)
 
@@ -137,6 +168,10 @@ class EngineServer(EngineServicer):
                     host.submit(requests)
                 if message.cancels:
                     host.cancel(list(message.cancels))
+                if message.HasField("watch"):
+                    self._watch(host, message.watch)
+                if message.question:
+                    host.describe(partial(self._answer, message.question))
         except (grpc.RpcError, EngineError):
             pass  # the stream or the host is over; both are told of elsewhere
         except Exception:
@@ -144,6 +179,21 @@ class EngineServer(EngineServicer):
             self.fail("reading from the endpoint failed")
         finally:
             self._outbox.put(None)
+
+    def _watch(self, host: Host, on: bool) -> None:
+        with self._watch_lock:
+            self._watched = on
+            self._lines.rest()
+            host.watch(self._lines if on else None)
+
+    def _watch_anew(self) -> None:
+        """What was lost had no room; now there is some."""
+        with self._watch_lock:
+            if self._watched and self._host is not None:
+                self._host.watch(self._lines)
+
+    def _answer(self, question: int, live: LiveRequests) -> None:
+        self._outbox.put(_Answer(question, live))
 
     def _decode(self, submit: wire.Submit, host: Host) -> Request | None:
         """The request, or None after refusing it."""

@@ -20,6 +20,7 @@ from orcaserve.core.logprobs import Logprobs, TokenLogprobs
 from orcaserve.core.request import Began, FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.core.terms import USUAL, Terms
+from orcaserve.core.watching import LiveRequest, LiveRequests, LiveState, Sink
 
 __all__ = [
     "USUAL",
@@ -42,6 +43,9 @@ __all__ = [
     "InvalidRequest",
     "IterationReport",
     "IterationResult",
+    "LiveRequest",
+    "LiveRequests",
+    "LiveState",
     "Logprobs",
     "ModelError",
     "ModelNotFound",
@@ -53,6 +57,7 @@ __all__ = [
     "RequestState",
     "SamplingParams",
     "Scoring",
+    "Sink",
     "Terms",
     "TokenLogprobs",
     "UnsupportedModel",

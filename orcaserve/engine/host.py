@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from orcaserve.config import EngineConfig, ScheduleLogConfig, SchedulerConfig
@@ -16,15 +17,17 @@ from orcaserve.core import (
     FinishReason,
     InvalidRequest,
     IterationReport,
+    LiveRequests,
     Progress,
     Request,
     SamplingParams,
+    Sink,
 )
 from orcaserve.core.admission import check_output, check_request
 from orcaserve.engine.local import WORKER, LocalEngine
 from orcaserve.engine.master import EngineMaster
 from orcaserve.schedule_log.format import Settings
-from orcaserve.schedule_log.recorder import ScheduleRecorder
+from orcaserve.schedule_log.recorder import ENDLESS, Run, ScheduleRecorder
 from orcaserve.schedule_log.rotating_file import RotatingFile
 from orcaserve.scheduler.loop import IterationLoop
 from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
@@ -33,6 +36,7 @@ from orcaserve.worker.executor import DeviceExecutor
 
 _log = logging.getLogger(__name__)
 Report = Callable[[IterationReport], None]
+WATCH_SECONDS = 0.08  # that lines wait for others while somebody watches: some messages a second
 
 
 class EngineHost:
@@ -57,14 +61,17 @@ class EngineHost:
         settings = settings or SchedulerConfig()
         policy = _policy(settings, facts, engine.n_workers)
         scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy)
-        self._record = _recorder(log, settings, facts, scheduler, page_size)
+        self._made_of = _made_of(settings, facts, scheduler, page_size)
+        self._run = Run.beginning(time.monotonic())
+        self._record = _recorder(log, self._made_of, self._run)
+        self._watcher: ScheduleRecorder | None = None
         self.facts = facts
         self._engine = engine
         self._report = report
         self._on_failure = on_failure
         self._status = EngineStatus()
         self._loop = IterationLoop(scheduler, engine, self._publish, record=self._record)
-        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="loop", daemon=True)
         self._thread.start()
 
     @classmethod
@@ -119,6 +126,23 @@ class EngineHost:
         """End requests early; ids that are not live (any more) are ignored."""
         self._loop.cancel(request_ids)
 
+    def watch(self, sink: Sink | None) -> None:
+        """Have the schedule told to this sink from now on, or to nobody. Call it from one thread at a time.
+
+        The first line is a header which says how things stand; so it is anew if the sink that there is is named again.
+        """
+        if sink is None:
+            self._watcher = None
+        elif self._watcher is None or self._watcher.sink is not sink:
+            self._watcher = ScheduleRecorder(
+                self._made_of, sink, ENDLESS, run=self._run, n_parts=1, flush_seconds=WATCH_SECONDS
+            )
+        self._loop.watch(self._watcher)
+
+    def describe(self, answer: Callable[[LiveRequests], None]) -> None:
+        """Have `answer` called, on the loop's thread, with all live requests; never if the engine has ended."""
+        self._loop.describe(answer)
+
     def refuse(self, request_id: int, why: str) -> None:
         """Report a request as failed that was never handed to the scheduler."""
         self._report(IterationReport([Progress(request_id, None, FinishReason.ERROR, why)], self._status))
@@ -148,7 +172,7 @@ class EngineHost:
         self._status = report.status
         self._report(report)
 
-    def _run(self) -> None:
+    def _serve(self) -> None:
         try:
             self._loop.run()
         except EngineError as error:
@@ -172,13 +196,8 @@ def _policy(settings: SchedulerConfig, facts: EngineFacts, n_workers: int) -> Sc
     return policy
 
 
-def _recorder(
-    log: ScheduleLogConfig | None, settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler, page_size: int
-) -> ScheduleRecorder | None:
-    """Raises ConfigError if the file cannot be made."""
-    if log is None or log.path is None:
-        return None
-    made_of = Settings(
+def _made_of(settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler, page_size: int) -> Settings:
+    return Settings(
         policy=settings.policy,
         max_bs=scheduler.max_bs,
         n_slots=facts.n_slots,
@@ -189,4 +208,12 @@ def _recorder(
         shortest_first=settings.first_iteration != "whole",
         model=facts.model_name,
     )
-    return ScheduleRecorder(made_of, RotatingFile(log.path, log.n_files), log.part_bytes)
+
+
+def _recorder(log: ScheduleLogConfig | None, made_of: Settings, run: Run) -> ScheduleRecorder | None:
+    """Raises ConfigError if the file cannot be made."""
+    if log is None or log.path is None:
+        return None
+    recorder = ScheduleRecorder(made_of, RotatingFile(log.path, log.n_files), log.part_bytes, run=run)
+    recorder.begin()
+    return recorder

@@ -7,40 +7,58 @@ import os
 import threading
 import time as clock
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from typing import Protocol
+from dataclasses import asdict, dataclass
 
-from orcaserve.core import Batch, IterationResult, Phase, Progress, Request
+from orcaserve.core import Batch, IterationResult, Phase, Progress, Request, Sink
 from orcaserve.schedule_log.format import KIND, SAME, VERSION, Settings, as_runs
 from orcaserve.scheduler.policies import Selection, Stop
+from orcaserve.scheduler.recorder import NOTHING, Standing
 
 FLUSH_BYTES, FLUSH_SECONDS = 32 * 1024, 0.25
+ENDLESS = 2**63  # bytes of a part that ends only when it is asked to
 
 
-class Sink(Protocol):
-    """Where lines go. None of it waits for a disk."""
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One life of a scheduler. start: seconds of the wall clock; zero: the same moment on the loop's clock."""
 
-    def write(self, lines: bytes) -> None: ...
-    def next_part(self, header: bytes) -> None:
-        """What follows belongs to a new file, which begins so."""
+    name: str
+    start: float
+    zero: float
 
-    def close(self) -> None: ...
+    @classmethod
+    def beginning(cls, now: float) -> Run:
+        """now: what the loop's clock says."""
+        start = clock.time()
+        return cls(f"{start:.3f}-{os.getpid()}", start, now)
 
 
 class ScheduleRecorder:
     """A Recorder. While the device waits it only keeps what it is given; lines are made when a turn is over.
 
-    part_bytes: size after which another part begins. now: the loop's clock.
+        recorder = ScheduleRecorder(settings, sink)
+        recorder.begin()                        # at the run's beginning; in its midst: begin(how things stand)
+
+    part_bytes: size after which another part begins. now: the loop's clock. run: whose schedule it is, if others record
+    it too. n_parts: how many parts there were before. flush_seconds: how long lines wait while batches are in flight.
     """
 
     def __init__(
-        self, settings: Settings, sink: Sink, part_bytes: int, now: Callable[[], float] = clock.monotonic
+        self,
+        settings: Settings,
+        sink: Sink,
+        part_bytes: int,
+        now: Callable[[], float] = clock.monotonic,
+        run: Run | None = None,
+        n_parts: int = 0,
+        flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
-        self._settings, self._sink, self._part_bytes = settings, sink, part_bytes
-        self._now, self._zero = now, now()
-        self._start = clock.time()
-        self._run = f"{self._start:.3f}-{os.getpid()}"
-        self._part = 0
+        self.sink = sink
+        self._settings, self._part_bytes = settings, part_bytes
+        self._now, self._run = now, run or Run.beginning(now())
+        self._zero = self._run.zero
+        self._part = n_parts
+        self._flush_seconds = flush_seconds
         self._events: list[Callable[[], None]] = []
         self._lines: list[str] = []
         self._n_bytes = self._n_waiting = 0  # of this part; of lines that were not yet handed to the sink
@@ -50,7 +68,18 @@ class ScheduleRecorder:
         self._last: list[int] = []  # those of the batch that returned last, as far as they have not ended
         self._lock = threading.Lock()  # `close` comes from another thread
         self._closed = False
-        self._begin_part()
+
+    def begin(self, standing: Standing = NOTHING) -> None:
+        """Begin a part where things stand so. What was recorded before that is told first."""
+        with self._lock:
+            if self._closed:
+                return
+            self._make_lines()
+            self._flush(self._now())
+            self._live = {request.id: request for request in standing.live}
+            self._batches = {batch.iteration: batch for batch in standing.in_flight}
+            self._last = list(standing.last)
+            self._begin_part()
 
     def arrived(self, request: Request, time: float) -> None:
         self._events.append(lambda: self._arrived(request, time))
@@ -72,7 +101,7 @@ class ScheduleRecorder:
             if self._closed:
                 return
             self._make_lines()
-            if self._n_waiting > FLUSH_BYTES or time - self._flushed > FLUSH_SECONDS or not self._batches:
+            if self._n_waiting > FLUSH_BYTES or time - self._flushed > self._flush_seconds or not self._batches:
                 self._flush(time)
                 if self._n_bytes > self._part_bytes:
                     self._begin_part()
@@ -91,7 +120,7 @@ class ScheduleRecorder:
                 self._make_lines()
                 self._add(f'["z",{self._at(time)}{self._ends(news, ",")}]')
                 self._flush(time)
-                self._sink.close()
+                self.sink.close()
 
     def _make_lines(self) -> None:
         events, self._events = self._events, []
@@ -154,7 +183,7 @@ class ScheduleRecorder:
         self._flushed = time
         if self._lines:
             self._lines.append("")
-            self._sink.write("\n".join(self._lines).encode())
+            self.sink.write("\n".join(self._lines).encode())
             self._lines.clear()
             self._n_bytes += self._n_waiting
             self._n_waiting = 0
@@ -164,9 +193,9 @@ class ScheduleRecorder:
         header: dict[str, object] = {
             "kind": KIND,
             "version": VERSION,
-            "run": self._run,
+            "run": self._run.name,
             "part": self._part,
-            "start": round(self._start, 6),
+            "start": round(self._run.start, 6),
             "settings": asdict(self._settings),
         }
         if self._part > 1:
@@ -180,4 +209,4 @@ class ScheduleRecorder:
             header["last"] = self._last
         line = json.dumps(header, separators=(",", ":")) + "\n"
         self._n_bytes = len(line)
-        self._sink.next_part(line.encode())
+        self.sink.next_part(line.encode())

@@ -18,11 +18,12 @@ from orcaserve.core import (
     FinishReason,
     IterationReport,
     IterationResult,
+    LiveRequests,
     Progress,
     Request,
 )
 from orcaserve.core.errors import ENGINE_LOST
-from orcaserve.scheduler.recorder import NoRecord, Recorder
+from orcaserve.scheduler.recorder import Both, NoRecord, Recorder, Watcher
 from orcaserve.scheduler.scheduler import Scheduler
 
 
@@ -38,11 +39,21 @@ class _Cancels:
 
 
 @dataclass(frozen=True, slots=True)
+class _Watch:
+    watcher: Watcher | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    answer: Callable[[LiveRequests], None]
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
 
-_Message = _Arrivals | _Cancels | _Stop | EngineEvent
+_Message = _Arrivals | _Cancels | _Watch | _Question | _Stop | EngineEvent
 
 
 class IterationLoop:
@@ -66,11 +77,13 @@ class IterationLoop:
         self._engine = engine
         self._report = report
         self._clock = clock
-        self._record = record or NoRecord()
+        self._kept = record  # what is told whether or not anybody watches
+        self._record: Recorder = record or NoRecord()
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._door = threading.Lock()  # orders `submit` against the end of `run`, so that no request falls between
         self._open = True
         self._news: list[Progress] = []  # of this turn
+        self._questions: list[Callable[[LiveRequests], None]] = []  # of this turn
         self._returned = False  # has a batch returned in this turn
         self._describes = False  # has anybody ever asked for log-probabilities
         self._iteration_seconds = 0.0  # of the batch that returned last, as the engine measured it
@@ -89,6 +102,14 @@ class IterationLoop:
         """End requests early; ids that are not live (any more) are ignored."""
         self._inbox.put(_Cancels(request_ids))
 
+    def watch(self, watcher: Watcher | None) -> None:
+        """From now on this one is told of the schedule too, and begins with how things stand; None: nobody any more."""
+        self._inbox.put(_Watch(watcher))
+
+    def describe(self, answer: Callable[[LiveRequests], None]) -> None:
+        """Have `answer` called on the loop's thread with all live requests; never once the loop has ended."""
+        self._inbox.put(_Question(answer))
+
     def stop(self) -> None:
         """End the loop soon, without waiting for batches in flight; what is live ends as CANCELLED. Idempotent."""
         self._inbox.put(_Stop())
@@ -106,6 +127,7 @@ class IterationLoop:
             while self._take_news():
                 self._submit_batches()
                 self._publish()
+                self._answer()
                 self._record.turn_over(self._clock())
             self._end_all(None)
         except EngineError:
@@ -131,7 +153,7 @@ class IterationLoop:
         finally:
             self._scheduler_seconds += self._clock() - started
 
-    def _take(self, message: _Arrivals | _Cancels | EngineEvent) -> None:
+    def _take(self, message: _Arrivals | _Cancels | _Watch | _Question | EngineEvent) -> None:
         match message:
             case IterationResult():
                 news = self._scheduler.complete(message)
@@ -153,6 +175,10 @@ class IterationLoop:
                     news = self._scheduler.cancel(request_id)
                     self._record.cancelled(request_id, self._clock(), news)
                     self._news += news
+            case _Watch(watcher):
+                self._change_watch(watcher)
+            case _Question(answer):
+                self._questions.append(answer)
             case EngineFailure():
                 raise EngineError(message.message)
 
@@ -167,6 +193,21 @@ class IterationLoop:
             self._engine.submit(batch)
             scheduler = self._scheduler
             self._record.handed_out(batch, scheduler.selection, scheduler.n_reserved, scheduler.n_used, started)
+
+    def _change_watch(self, watcher: Watcher | None) -> None:
+        if watcher is None:
+            self._record = self._kept or NoRecord()
+        else:
+            watcher.begin(self._scheduler.standing())
+            self._record = watcher if self._kept is None else Both(self._kept, watcher)
+
+    def _answer(self) -> None:
+        """Now that the next batches are under way: who is in none of them waits."""
+        questions, self._questions = self._questions, []
+        if questions:
+            described = self._scheduler.describe(self._clock())
+            for answer in questions:
+                answer(described)
 
     def _publish(self) -> None:
         """Report what happened in this turn, if anything did."""

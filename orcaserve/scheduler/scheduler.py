@@ -14,14 +14,17 @@ from orcaserve.core import (
     FinishReason,
     Increment,
     IterationResult,
+    LiveRequests,
     Phase,
     Progress,
     Request,
     RequestState,
     Scoring,
 )
+from orcaserve.scheduler.describe import describe_live
 from orcaserve.scheduler.kept_logprobs import KeptLogprobs, describe
 from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy, Selection
+from orcaserve.scheduler.recorder import Standing
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
@@ -219,6 +222,20 @@ class Scheduler:
             n_preempted=self._n_preempted,
             n_recomputed=self._n_recomputed,
         )
+
+    def standing(self) -> Standing:
+        """How things stand, for who is told of what comes next."""
+        last = self._last_returned.entries if self._last_returned else ()
+        return Standing(
+            list(self._pool),
+            [batch for batch, _ in self._in_flight],
+            [entry.request_id for entry in last if entry.request_id in self._pool],
+        )
+
+    def describe(self, now: float) -> LiveRequests:
+        """All live requests, and why each waits. Between `next_batch` and `complete`, for else nobody is in a batch."""
+        in_flight = [batch for batch, _ in self._in_flight]
+        return describe_live(self._pool, self._ledger, self.selection, in_flight, self.max_bs, now)
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two verbs. Walks the pool: for tests, and for when it is idle."""

@@ -85,6 +85,10 @@ class SlotLedger:
         """Slots of the request that hold a token: the token index of its next input token."""
         return self._used[request_id]
 
+    def reserved_by(self, request_id: int) -> int:
+        """Slots set aside for the request."""
+        return self._reserved[request_id]
+
     def release(self, request_id: int) -> None:
         """Return everything the request holds."""
         self.n_reserved -= self._reserved.pop(request_id)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import logging
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from orcaserve.serving.batches.runner import lines_at_once
 from orcaserve.serving.files.store import FileStore
 from orcaserve.serving.http import Answer, Disconnected, Exchange, Receive, Scope, Send, new_id, openai_form, plain_form
 from orcaserve.serving.inside import ask, is_inside
+from orcaserve.serving.keep_alive import keep_alive
 from orcaserve.serving.route import OTHER_PROTOCOLS, Act, Read
 from orcaserve.serving.routes import ROUTER
 from orcaserve.serving.service import Service, as_invalid
@@ -42,6 +45,8 @@ class App:
         self.n_uploads = 0
         self._threads = Threads()
         self._live: set[Exchange] = set()
+        self._aside: set[Exchange] = set()  # of them, those that are not waited for
+        self._keeping_alive: asyncio.Task[None] | None = None
         self.idle = asyncio.Event()  # no request is being answered now
         self.idle.set()
 
@@ -53,7 +58,10 @@ class App:
         exchange.errors = plain_form if exchange.path.startswith(OTHER_PROTOCOLS) else openai_form
         exchange.count_ignored = self._count_ignored
         self._live.add(exchange)
-        self.idle.clear()
+        self._note_idle()
+        if self._keeping_alive is None and self.config.sse_keep_alive:
+            streams = lambda: list(self._live)  # noqa: E731
+            self._keeping_alive = asyncio.create_task(keep_alive(streams, self.config.sse_keep_alive))
         try:
             await self._answer(exchange)
         except InvalidRequest as error:
@@ -70,13 +78,29 @@ class App:
                 await self._refuse(exchange, InvalidRequest(None, "an internal error", "internal_error", 500))
         finally:
             self._live.discard(exchange)
-            if not self._live:
-                self.idle.set()
+            self._note_idle()
 
     @property
     def n_live(self) -> int:
-        """Requests that are being answered."""
-        return len(self._live)
+        """Requests that are being answered, and that an end has to wait for."""
+        return len(self._live) - len(self._aside)
+
+    @contextlib.contextmanager
+    def not_waited_for(self, exchange: Exchange) -> Iterator[None]:
+        """Meanwhile it holds nobody up: its stream has no end of its own, and ends when the server begins to stop."""
+        self._aside.add(exchange)
+        self._note_idle()
+        try:
+            yield
+        finally:
+            self._aside.discard(exchange)
+            self._note_idle()
+
+    def _note_idle(self) -> None:
+        if self.n_live:
+            self.idle.clear()
+        else:
+            self.idle.set()
 
     def drain(self) -> None:
         """Take no new work; what has arrived in full goes on. Idempotent."""
@@ -85,6 +109,11 @@ class App:
             self.batches.stop()
         for exchange in self._live:
             exchange.stop_reading()
+        for exchange in self._aside:
+            if exchange.started and not exchange.may_write:
+                exchange.abort()  # it does not read
+        for schedule in self.service.schedules if self.service is not None else ():
+            schedule.end()
 
     def keep_streams_alive(self) -> None:
         """There is no news for event streams now: say so, lest somebody on the way takes a connection for dead."""
@@ -157,6 +186,8 @@ class App:
         self.batches.start()
 
     async def close(self) -> None:
+        if self._keeping_alive is not None:
+            self._keeping_alive.cancel()
         if self.batches is not None:
             await self.batches.close()
         if self.files is not None:

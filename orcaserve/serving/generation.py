@@ -16,7 +16,7 @@ from orcaserve.serving.http import Exchange, encode_json, error_object
 from orcaserve.serving.logprobs import LogprobsStyle
 from orcaserve.serving.marked_text import MarkedTextStream, Taken
 from orcaserve.serving.params import StreamOptions
-from orcaserve.serving.service import Choice, Plan, Service, as_invalid
+from orcaserve.serving.service import Choice, Origin, Plan, Service, as_invalid
 
 DONE = b"data: [DONE]\n\n"
 
@@ -137,7 +137,7 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
     await service.compile_grammars(plan)
     kind = StreamedReply if options.stream else WholeReply
     reply = kind(exchange, shape, plan, options)
-    choices = service.start(plan, exchange.arrival, reply)
+    choices = service.start(plan, exchange.arrival, reply, Origin(exchange.id, exchange.path))
     exchange.cancellation.listen(lambda: _stop(choices))
     try:
         await reply.send(choices)

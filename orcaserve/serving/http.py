@@ -98,7 +98,7 @@ class Exchange:
     """A request and the way to answer it.
 
     id: names the request in answers and logs. client_id: the name that its client gave it, or None.
-    arrival: when the whole request was here (time.monotonic()).
+    arrival: when the whole request was here (time.monotonic()). last_write: when a part of the answer was written last.
     params: what stands in the path for the names of its route. errors: how the protocol writes an error.
     strict: a field without effect is an error. count_ignored: told how many there are, when the answer begins.
     """
@@ -120,6 +120,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._sending = False
+        self.last_write = self.arrival
         self._streaming = False  # an event stream has begun and not ended
         self._connection: Connection | None = scope.get("extensions", {}).get(CONNECTION, {}).get("connection")
         self._unread = self.header(b"transfer-encoding") is not None or self.header(b"content-length") not in (
@@ -289,6 +290,7 @@ class Exchange:
     def write_events(self, frames: bytes) -> None:
         """As send_events, for who cannot wait."""
         assert self._connection is not None
+        self.last_write = time.monotonic()
         self._connection.write_part(frames)
 
     async def end_events(self, frames: bytes) -> None:
@@ -337,6 +339,7 @@ class Exchange:
     async def _pass_on(self, message: Message) -> None:
         """Send, once the client has taken what is before it."""
         self._sending = True
+        self.last_write = time.monotonic()
         try:
             await self._send(message)
         finally:

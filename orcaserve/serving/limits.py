@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orcaserve.config import MAX_ENGINE_TIMEOUT, MAX_REPLICAS, MIN_ENGINE_TIMEOUT, ServingConfig
+from orcaserve.config import (
+    MAX_ENGINE_TIMEOUT,
+    MAX_KEEP_ALIVE,
+    MAX_REPLICAS,
+    MIN_ENGINE_TIMEOUT,
+    MIN_KEEP_ALIVE,
+    ServingConfig,
+)
+from orcaserve.control_plane.schedule_sink import MOST_ON_THE_WAY
 from orcaserve.core import sampling_params as sampling
 from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
+from orcaserve.core.watching import MOST_DESCRIBED
 from orcaserve.serving import (
     chat_template,
     completions,
@@ -21,6 +30,7 @@ from orcaserve.serving import (
     ongoing,
     prompts,
     query,
+    schedule_watch,
     structured_output,
     supervisor,
     template_sandbox,
@@ -165,6 +175,20 @@ LIMITS = (
     Limit("elements of a tensor", _n(tensors.MAX_ELEMENTS), "400"),
     Limit("dimensions of a tensor", _n(tensors.MAX_DIMENSIONS), "400"),
     # What operators meet
+    Limit("requests that `/v1/requests` lists, of a replica", _n(MOST_DESCRIBED),
+          "those that hold slots, then the earliest; `has_more`"),
+    Limit("listeners to the schedule of a replica", _n(schedule_watch.MAX_LISTENERS), "503"),
+    Limit("events of the schedule that wait for a listener, beside a header", _bytes(schedule_watch.MOST_UNREAD),
+          "they are left out, and a header follows"),
+    Limit("time between two headers of the schedule that listeners cause", _seconds(schedule_watch.BETWEEN_HEADERS),
+          "they share the next one"),
+    Limit("lines of the schedule on their way to an endpoint that does not read them", _bytes(MOST_ON_THE_WAY),
+          "they are left out, and a header follows", of_requests=False),
+    Limit(
+        "silence of an event stream before a comment (`--sse-keep-alive-interval`, 0 or "
+        f"{MIN_KEEP_ALIVE:g} to {_n(MAX_KEEP_ALIVE)})",
+        _seconds(_SERVING.sse_keep_alive), "a line that begins with `:`",
+    ),
     Limit("engines that die while they run a request", _n(ongoing.MAX_CRASHES), "`engine_crashed`"),
     Limit(
         f"silence of the engine (`--engine-timeout`, {MIN_ENGINE_TIMEOUT:g} to {_n(MAX_ENGINE_TIMEOUT)})",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from itertools import islice
 
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.control_plane.token_stream import TokenStream
-from orcaserve.core import FinishReason, Progress, Request
+from orcaserve.core import FinishReason, LiveRequest, LiveState, Progress, Request
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST
 
 MAX_CRASHES = 2  # a request that ran in so many is not run again: it may be their cause
@@ -118,6 +119,14 @@ class OngoingRequests:
                 self._end(ongoing, FinishReason.ERROR, CRASHED_TWICE)
                 n_failed += 1
         return n_failed
+
+    def waiting(self, why: str, without: Container[int]) -> list[LiveRequest]:
+        """All that are not in `without`, as waiting for this reason. Their age is for others to say."""
+        return [
+            LiveRequest(each.id, LiveState.WAITING, 0.0, each.n_input, len(each.output), why_waiting=why)
+            for each in (ongoing.request for ongoing in self._requests.values())
+            if each.id not in without
+        ]
 
     def end_all(self, message: str) -> None:
         """There will be no engine for them: all end with an error."""

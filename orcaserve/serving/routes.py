@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orcaserve.core.watching import MOST_DESCRIBED
 from orcaserve.serving import reads
 from orcaserve.serving.batches.api import ROUTES as BATCHES
 from orcaserve.serving.chat import chat_completions
@@ -10,10 +11,12 @@ from orcaserve.serving.embeddings import EMBEDDINGS, embeddings
 from orcaserve.serving.fields import CHAT, COMPLETION, Schema
 from orcaserve.serving.files.api import ROUTES as FILES
 from orcaserve.serving.handlers import acting
+from orcaserve.serving.live_requests import live_requests
 from orcaserve.serving.protocols.kserve import ROUTES as KSERVE
 from orcaserve.serving.protocols.tensorflow import ROUTES as TENSORFLOW
 from orcaserve.serving.protocols.triton import ROUTES as TRITON
 from orcaserve.serving.route import Handle, Operation, Route, Router
+from orcaserve.serving.schedule_watch import REPLICA, schedule
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE, detokenize, tokenize
 from orcaserve.serving.web_page import ROUTES as WEB_PAGE
 
@@ -23,6 +26,22 @@ STREAM = (
     "Events, each `data: ` and a JSON object with new text of one choice; `data: [DONE]` comes last. A failure after "
     "the first event is one event with an `error`, and the end without `[DONE]`. Lines beginning with `:` are comments."
 )
+
+LIVE = (
+    "One entry for each choice, in order of arrival at each replica. `state`: `waiting` (for its first iteration), "
+    "`initiation` (its prompt is being read), `increment` (it gets tokens), `paused` (it has begun, and is in no "
+    "iteration now). `why_waiting` is for people, and empty for who is in an iteration. `number` names the request in "
+    "`/v1/schedule` and in schedule logs. `id` is null once a client has left and the engine has still to end its "
+    f"request. Of more than {MOST_DESCRIBED} of a replica those that hold slots are listed and the earliest of all "
+    "others, and `has_more` is true."
+)
+WATCHING = (
+    "Events without end, each of them one line of a schedule log (docs/scheduling.md): first a header, which says what "
+    "was under way (`live`, `in_flight`, `last`), then lists. A header comes again whenever somebody else begins to "
+    "watch, when an engine takes the place of another (its `run` is a new one), and after lines that were left out "
+    "for a client that did not read. Watching slows nobody down, and the server does not wait for it when it stops."
+)
+LINES = "Of each event: a line of a schedule log."
 
 
 def _named(schema: str) -> Schema:
@@ -77,6 +96,11 @@ ROUTES = [
             errors=(404,),
         ),
     ),
+    Route("GET", "/v1/requests", live_requests,
+          Operation("Unfinished requests, and why they wait", _named("LiveRequests"), SERVER, LIVE)),
+    Route("GET", "/v1/schedule", schedule,
+          Operation("The schedule as it happens", {"type": "string", "description": LINES}, SERVER, WATCHING,
+                    query=REPLICA, content="text/event-stream")),
     *FILES,
     *BATCHES,
     Route(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orcaserve.core import LiveState
 from orcaserve.serving.batches.batch import Status
 from orcaserve.serving.fields import Schema
 
@@ -34,6 +35,25 @@ def other_schemas() -> dict[str, Schema]:
         ),
         "Models": _object(object={"const": "list"}, data=_list("Model")),
         "Cancelled": _object(id=_TEXT, object={"const": "request"}, cancelled={"const": True}),
+        "LiveRequests": _object(
+            object={"const": "list"}, data=_list("LiveRequest"), total=_COUNT, has_more={"type": "boolean"}
+        ),
+        "LiveRequest": _object(
+            id=_MAYBE_TEXT,
+            choice=_COUNT,
+            endpoint=_MAYBE_TEXT,
+            state={"type": "string", "enum": [state.value for state in LiveState]},
+            age_seconds={"type": "number", "minimum": 0},
+            prompt_tokens=_COUNT,
+            output_tokens=_COUNT,
+            slots_reserved={**_COUNT, "description": "Slots of keys and values that are set aside for it."},
+            slots_used={**_COUNT, "description": "Those of them that hold a token."},
+            client=_TEXT,
+            priority={"type": "integer"},
+            why_waiting=_TEXT,
+            number={**_COUNT, "description": "Its number in the schedule."},
+            replica=_COUNT,
+        ),
         "File": _object(
             id=_TEXT,
             object={"const": "file"},

@@ -18,6 +18,7 @@ from orcaserve.core import (
     Grammar,
     InvalidRequest,
     IterationReport,
+    LiveRequests,
     Progress,
     Request,
     SamplingParams,
@@ -30,6 +31,7 @@ from orcaserve.serving.fields import MAX_LOGPROBS, MAX_WORK
 from orcaserve.serving.grammar_checker import GrammarChecker
 from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.metrics import Metrics
+from orcaserve.serving.schedule_watch import ScheduleWatch
 from orcaserve.serving.text_stream import TextStream
 from orcaserve.text.tokenizer import Tokenizer
 
@@ -57,6 +59,8 @@ class Replica(Protocol):
     def present(self) -> bool: ...
     @property
     def status(self) -> EngineStatus: ...
+    def watch(self, listener: Callable[[bytes], None] | None) -> None: ...
+    async def describe(self) -> LiveRequests: ...
 
 
 class Client(Protocol):
@@ -94,6 +98,14 @@ class Plan:
     grammars: Mapping[Grammar, str | None] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a choice comes from. id: of the client's request; endpoint: the path that it was sent to."""
+
+    id: str
+    endpoint: str
+
+
 class Audience(Protocol):
     """Whom choices tell their news, on the event loop. Neither call waits for anything."""
 
@@ -111,17 +123,27 @@ class Choice:
     """
 
     def __init__(
-        self, service: Service, index: int, request: Request, text: TextStream, arrival: float, audience: Audience
+        self,
+        service: Service,
+        index: int,
+        request: Request,
+        text: TextStream,
+        arrival: float,
+        audience: Audience,
+        origin: Origin,
     ) -> None:
         self.index = index
         self.request = request
         self.text = text
         self.over = False
+        self.arrival = arrival
+        self.origin = origin
         self._service = service
         self._audience = audience
-        self._arrival = arrival
         self._last_token = arrival
-        service.client.submit(request).listen(self._take)
+        tokens = service.client.submit(request)
+        service.live[request.id] = self
+        tokens.listen(self._take)
 
     @property
     def finish_reason(self) -> str | None:
@@ -178,10 +200,11 @@ class Choice:
 
     def _end(self, reason: str) -> None:
         self.over = True
+        self._service.live.pop(self.request.id, None)
         metrics = self._service.metrics
         metrics.finished[reason] += 1
         if reason in ("stop", "length"):
-            took = time.monotonic() - self._arrival
+            took = time.monotonic() - self.arrival
             metrics.end_to_end.observe(took)
             metrics.normalized.observe(took / max(self.text.n_tokens, 1))
 
@@ -220,6 +243,8 @@ class Service:
             replica.on_report = partial(self.metrics.on_report, number)
             replica.on_restart = partial(self.metrics.on_restart, number)
         self._grammars = GrammarChecker(lambda: tokenizer.vocabulary(self.facts.vocab_size, self.facts.eos_ids))
+        self.live: dict[int, Choice] = {}  # by the numbers of their requests
+        self.schedules = [ScheduleWatch(replica) for replica in client.replicas]
         self._request_ids = count(1)
         self._busy_since = time.monotonic()
 
@@ -289,14 +314,15 @@ class Service:
         """Nothing is served any more."""
         self._grammars.close()
 
-    def start(self, plan: Plan, arrival: float, audience: Audience) -> list[Choice]:
+    def start(self, plan: Plan, arrival: float, audience: Audience, origin: Origin) -> list[Choice]:
         """Hand all choices to the engine. Raises EngineError if it is gone, before any of them is."""
         if not self.client.n_open:
             self._busy_since = time.monotonic()
         self.metrics.prompt_tokens += plan.n_prompt
         self.metrics.requests_started += len(plan.choices)
         return [
-            Choice(self, index, request, text, arrival, audience) for index, (request, text) in enumerate(plan.choices)
+            Choice(self, index, request, text, arrival, audience, origin)
+            for index, (request, text) in enumerate(plan.choices)
         ]
 
     def cancel(self, request_id: int) -> None:

@@ -11,8 +11,18 @@ from collections.abc import Callable
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.control_plane.token_stream import TokenStream
-from orcaserve.core import EngineError, EngineFacts, EngineStatus, IterationReport, NoRoom, OrcaServeError, Request
+from orcaserve.core import (
+    EngineError,
+    EngineFacts,
+    EngineStatus,
+    IterationReport,
+    LiveRequests,
+    NoRoom,
+    OrcaServeError,
+    Request,
+)
 from orcaserve.core.errors import ENGINE_LOST
+from orcaserve.core.watching import MOST_DESCRIBED
 from orcaserve.serving.launcher import EngineProcess
 from orcaserve.serving.ongoing import MAX_CRASHES, OngoingRequests
 
@@ -23,6 +33,7 @@ LAST_NEWS = 2.0  # s to read what a process that has ended still said
 OWN_END = 0.3  # s for a process whose stream has ended to end by itself: its exit code is for the log
 START_SILENCE = 30.0  # s; an interpreter that starts on a busy machine says nothing for longer than one that runs
 WAITING_PERIOD = 5.0  # s between two calls of on_waiting
+DESCRIBE_SECONDS = 2.0  # that the engine has to describe its requests
 
 _log = logging.getLogger("orcaserve")
 
@@ -62,6 +73,7 @@ class Supervisor:
         self._client: EngineClient | None = None  # None while there is no engine
         self._facts: EngineFacts | None = None
         self._ready_since = 0.0
+        self._listener: Callable[[bytes], None] | None = None  # to the schedule
         self._ongoing = OngoingRequests()
         self._watching: asyncio.Task[None] | None = None
 
@@ -137,6 +149,30 @@ class Supervisor:
     def cancel(self, request_id: int) -> None:
         """As EngineClient.cancel. A request that is not here (any more) is left alone."""
         self._ongoing.cancel(request_id)
+
+    def watch(self, listener: Callable[[bytes], None] | None) -> None:
+        """As EngineClient.watch, of whichever engine there is: each begins with a header."""
+        self._listener = listener
+        if self._client is not None and self.present:
+            self._client.watch(listener)
+
+    async def describe(self) -> LiveRequests:
+        """All unfinished requests, as the engine tells of them; what it does not know of waits for it."""
+        told, why = LiveRequests(()), "it waits for another engine, in place of the one that was lost"
+        if self._client is not None and self.present:
+            try:
+                async with asyncio.timeout(DESCRIBE_SECONDS):
+                    told = await self._client.describe()
+                why = "it is on its way to the engine"
+            except TimeoutError:
+                why = f"the engine has not said anything of it for {DESCRIBE_SECONDS:g} s"
+            except EngineError:
+                pass
+        if told.n_left_out:
+            return told
+        others = self._ongoing.waiting(why, {each.id for each in told.requests})
+        shown = others[:MOST_DESCRIBED]
+        return LiveRequests([*told.requests, *shown], len(others) - len(shown))
 
     async def close(self, message: str = ENGINE_LOST) -> None:
         """End what is unfinished with an error of this message, and the engine's process. Idempotent."""
@@ -242,6 +278,8 @@ class Supervisor:
         self._client = client
         self._ready_since = time.monotonic()
         client.on_report = self._on_report
+        if self._listener is not None and not client.closed.is_set():
+            client.watch(self._listener)
 
     def _on_report(self, report: IterationReport) -> None:
         if self.on_report is not None:

@@ -25,6 +25,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     scheduler = Scheduler(4096, 4, 1, 16, EvenBatches(1))
     now = 0.0
     recorder = ScheduleRecorder(settings, RotatingFile(path, 1), 2**20, lambda: now)
+    recorder.begin()
     for i in range(40):
         request = Request(i, range(10 + i), SamplingParams(max_tokens=5 + i % 7))
         scheduler.add(request, now)

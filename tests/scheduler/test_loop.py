@@ -293,9 +293,9 @@ def test_times(fake_engine: Any, new_request: Any) -> None:
     clock = Clock()
 
     class SlowScheduler(Scheduler):
-        def next_batch(self) -> Batch | None:
+        def next_batch(self, now: float = 0.0) -> Batch | None:
             clock.now += 1.0
-            return super().next_batch()
+            return super().next_batch(now)
 
     class InstantEngine:
         n_workers = 1
