@@ -36,7 +36,6 @@ export class History {
     this.lanes = []; // of each lane its lives, oldest first
     this.nWaiting = 0;
     this.nRefused = 0;
-    this.nGaps = 0;
     this.over = false;
     this.time = 0; // of the last event
     this.#ring = [];
@@ -101,13 +100,8 @@ export class History {
 
   #begin(header) {
     const goesOn = this.header !== null && this.header.run === header.run;
-    if (!goesOn) {
-      if (this.header !== null) this.clear();
-      this.header = header;
-    } else if (header.part !== this.header.part + 1) {
-      this.nGaps += 1;
-    }
-    this.header = header;
+    if (!goesOn && this.header !== null) this.clear();
+    this.header = header; // of a live schedule it comes again whenever somebody else begins to watch
     this.over = false;
     const there = new Set(header.live.map((request) => request.id));
     for (const id of [...this.live]) {

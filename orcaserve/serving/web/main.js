@@ -32,8 +32,9 @@ async function learn() {
     model = served?.id ?? "";
     element("model").textContent = `${model} · context ${served?.max_model_len?.toLocaleString("en") ?? "?"}`;
     element("model").title = model;
-    const health = await (await request("health")).json();
+    const health = await request("health").then((response) => response.json(), () => ({}));
     schedule.setReplicas(health.replicas?.length ?? 1);
+    schedule.watch();
   } catch (error) {
     element("model").textContent = error.status === 401 ? "an API key is needed" : error.message;
     element("key-open").hidden = key.get() === null && error.status !== 401;

@@ -22,7 +22,7 @@ export class ScheduleView {
   #paused = false;
   #shown = false;
   #drawn = 0;
-  #timer = 0;
+  #timer = 0; // of the next drawing
   #figured = 0;
   #calm = matchMedia("(prefers-reduced-motion: reduce)");
 
@@ -34,14 +34,14 @@ export class ScheduleView {
     new ResizeObserver(() => this.#change()).observe(this.#canvas.parentElement);
   }
 
-  /** The tab is on the screen, or no longer. */
+  /** Begin to watch. It goes on while another view is open: what one has just caused can be looked at then. */
+  watch() {
+    if (this.#file === null) this.#live.open();
+  }
+
+  /** The view is on the screen, or no longer: nothing is drawn then. */
   show(shown) {
-    if (shown === this.#shown) return;
     this.#shown = shown;
-    if (this.#file === null) {
-      if (shown) this.#live.open();
-      else this.#live.close();
-    }
     this.#change();
   }
 

@@ -21,7 +21,9 @@ export class LiveSource {
     document.addEventListener("visibilitychange", () => this.#reconsider());
   }
 
+  /** Idempotent. */
   open() {
+    if (this.#wanted) return;
     this.#wanted = true;
     this.#asked = false;
     this.#wait = RETRY.first;

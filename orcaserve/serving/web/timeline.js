@@ -8,7 +8,7 @@ const AXIS = 18;
 const STRIP_GAP = 8;
 const MOST_ROWS_HEIGHT = 560;
 const ROW = { most: 18, least: 4 };
-const FEWEST_ROWS = 8;
+const FEWEST_ROWS = 6;
 const STRIPS = [
   { name: "device time", height: 40, unit: "ms" },
   { name: "batch", height: 40, unit: "" },
@@ -139,7 +139,7 @@ export class Timeline {
     for (let lane = this.history.lanes.length - 1; lane >= 0 && !highest; lane--) {
       if (!this.history.livesIn(lane, from, Math.max(to, from)).next().done) highest = lane + 1;
     }
-    const wanted = Math.max(Math.ceil(highest / 8) * 8, FEWEST_ROWS);
+    const wanted = Math.max(Math.ceil(highest / 4) * 4, FEWEST_ROWS);
     if (wanted > this.#rows || wanted < this.#rows / 2) this.#rows = wanted;
     this.#rowHeight = Math.min(Math.max(MOST_ROWS_HEIGHT / this.#rows, ROW.least), ROW.most);
     if (this.#rowHeight > 6) this.#rowHeight = Math.floor(this.#rowHeight);
