@@ -81,7 +81,9 @@ def colours_in(page: Page) -> set[str]:
     found = page.evaluate("""() => {
       const canvas = document.getElementById("timeline");
       const style = getComputedStyle(canvas);
-      const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+      const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", { willReadFrequently: true });
+      copy.drawImage(canvas, 0, 0);
+      const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
       const there = new Set();
       for (let i = 0; i < data.length; i += 4) there.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
       const names = ["increment", "initiation", "waiting", "reserved", "used", "bad"];

@@ -102,12 +102,15 @@ export async function readFiles(files, onEvents, onProgress, signal) {
         if (done) break;
         read += value.byteLength;
         const batch = [];
-        for (const text of lines.push(decoder.decode(value, { stream: true }))) {
-          line += 1;
-          const event = parser.parse(text, line);
-          if (event !== null) batch.push(event);
+        try {
+          for (const text of lines.push(decoder.decode(value, { stream: true }))) {
+            line += 1;
+            const event = parser.parse(text, line);
+            if (event !== null) batch.push(event);
+          }
+        } finally {
+          onEvents(batch); // also what stands before a line that is wrong
         }
-        onEvents(batch);
         onProgress(size ? read / size : 1);
         await new Promise((resume) => setTimeout(resume)); // the page may draw, and be used
       }
