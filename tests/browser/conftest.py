@@ -66,7 +66,7 @@ def serve(start: Callable[..., Serve]) -> Serve:
 
 @pytest.fixture
 def new_page(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """Open pages, each in a browser profile of its own. Whatever a page's code or its policy complains of is a failure."""
+    """Open pages, each in a browser profile of its own. What a page's code or its policy complains of is a failure."""
     contexts, wrong = [], []
 
     def open_page(base: str, **options: Any) -> Any:

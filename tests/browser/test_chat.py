@@ -133,7 +133,7 @@ def test_copy(new_page: Callable[..., Page], serve: Serve) -> None:
 
 
 def test_what_a_model_writes_stays_text(page: Page) -> None:
-    hostile = "<img src=x onerror=\"window.taken = 1\"><script>window.taken = 2</script>\n\n```html\n<b>&amp;</b>\n```\n"
+    hostile = '<img src=x onerror="window.taken = 1"><script>window.taken = 2</script>\n\n```html\n<b>&amp;</b>\n```\n'
     fulfil(page, answering(hostile[:20], hostile[20:], "<iframe srcdoc=x></iframe>"))
     send(page, "<svg onload=window.taken=3>")
     answer = pane(page, 1).locator(".message.assistant")

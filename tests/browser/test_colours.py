@@ -18,7 +18,9 @@ DRAWN += [("border", "panel"), ("used", "reserved"), ("increment", "line"), ("in
 def luminance(colour: str) -> float:
     found = re.fullmatch(r"#([0-9a-f]{2})([0-9a-f]{2})([0-9a-f]{2})", colour)
     assert found, colour
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(h, 16) / 255 for h in found.groups())]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in (int(h, 16) / 255 for h in found.groups())
+    ]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,14 @@ def as_page(event: Event) -> dict[str, Any]:
                 "preempted": list(event.preempted),
             }  # fmt: skip
         case Returned(time, number, took, _, failing):
-            return {"kind": "returned", "time": time, "number": number, "took": took, "ends": ends, "failing": list(failing)}
+            return {
+                "kind": "returned",
+                "time": time,
+                "number": number,
+                "took": took,
+                "ends": ends,
+                "failing": list(failing),
+            }
         case Over(time):
             return {"kind": "over", "time": time, "ends": ends}
 
@@ -110,12 +118,14 @@ def check_history(page: Any, log: Log, lines: list[str]) -> None:
     """Every request, with how it ended; nobody shares a row with somebody else at the same time."""
     history = page.evaluate(FEED, [lines, 100_000])
     ends = {e.id: e for event in log.events if not isinstance(event, Arrived | HandedOut | Refused) for e in event.ends}
-    assert {row[0]: (row[1], row[2]) for row in history["lives"]} == {i: (e.why.value, e.n_output) for i, e in ends.items()}
+    assert {row[0]: (row[1], row[2]) for row in history["lives"]} == {
+        i: (e.why.value, e.n_output) for i, e in ends.items()
+    }
     assert history["live"] == [] and history["waiting"] == 0
     assert history["next"] == sum(isinstance(event, HandedOut) for event in log.events)
     for lane in history["lanes"]:
         shown = [span for span in lane if span[1] >= span[0]]
-        assert all(one[1] < other[0] for one, other in zip(shown, shown[1:], strict=False))
+        assert all(one[1] < other[0] for one, other in pairwise(shown))
 
 
 def test_a_later_part_says_how_things_stood(page: Any, start: Callable[..., Serve], tmp_path: Path) -> None:
@@ -168,7 +178,9 @@ def test_damage_is_named(page: Any, lines: list[str], said: str) -> None:
     header = {"kind": "orcaserve-schedule", "version": 1, "run": "r", "part": 1, "start": 1.5}
     header |= {"settings": {"max_bs": 4, "n_slots": 100}}
     given = [json.dumps(header) if line == "HEADER" else line for line in lines]
-    catching = PARSE.replace("return lines.map(", "try { lines.map(").replace("\n}", "} catch (e) { return e.message; }\n}")
+    catching = PARSE.replace("return lines.map(", "try { lines.map(").replace(
+        "\n}", "} catch (e) { return e.message; }\n}"
+    )
     assert said in page.evaluate(catching, given)
 
 
@@ -177,7 +189,8 @@ def test_what_is_kept_is_bounded(page: Any) -> None:
     feed = """async (n) => {
       const { History } = await import("/web/history.js");
       const history = new History(500);
-      history.add({ kind: "header", run: "r", part: 1, start: 0, settings: { max_bs: 4, n_slots: 9 }, live: [], inFlight: [] });
+      const settings = { max_bs: 4, n_slots: 9 };
+      history.add({ kind: "header", run: "r", part: 1, start: 0, settings, live: [], inFlight: [] });
       for (let i = 1; i <= n; i++) {
         const time = i / 100;
         history.add({ kind: "arrived", time, id: i, input: 3, asked: 2, carried: 0, mayStop: false });
@@ -188,7 +201,8 @@ def test_what_is_kept_is_bounded(page: Any) -> None:
         history.add({ kind: "returned", time: time + 0.005, number: i, took: 0.004, ends, failing: [] });
       }
       const kept = history.lanes.reduce((sum, lane) => sum + lane.length, 0);
-      return [history.next - history.first, history.lives.size, kept, history.lanes.length, history.placeOf(n), history.placeOf(1)];
+      const { first, next, lives, lanes } = history;
+      return [next - first, lives.size, kept, lanes.length, history.placeOf(n), history.placeOf(1)];
     }"""
     kept, lives, in_lanes, lanes, newest, oldest = page.evaluate(feed, 30_000)
     assert kept == 500 and lives == in_lanes < 2000 and lanes <= 3

@@ -314,9 +314,7 @@ def test_b36_wrong_method(server: Any, method: str, path: str, allow: str) -> No
     assert not any(name.startswith("access-control") for name in answer.headers)  # pages of others may not
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1", "/v1/", "/v1/completions/", "/v1/models/", "/etc/passwd", "/V1/COMPLETIONS"]
-)
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/completions/", "/v1/models/", "/etc/passwd", "/V1/COMPLETIONS"])
 def test_b36_unknown_path(server: Any, path: str) -> None:
     error_of(server.http.get(path), 404)
     error_of(server.post(path, GOOD), 404)

@@ -26,7 +26,9 @@ def test_nothing_comes_from_elsewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name in FILES if name.endswith(".js")))
 def test_no_text_becomes_markup_or_code(name: str) -> None:
-    assert not re.search(r"\b(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", TEXTS[name])
+    assert not re.search(
+        r"\b(inner|outer)HTML|insertAdjacentHTML|document\.write|\beval\(|new Function|DOMParser", TEXTS[name]
+    )
 
 
 def test_nothing_is_inline() -> None:
@@ -55,7 +57,7 @@ def test_headers(server: Any, path: str) -> None:
     assert answer.headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("known", ['{}', 'W/{}', '"x", {}', "*"])
+@pytest.mark.parametrize("known", ["{}", "W/{}", '"x", {}', "*"])
 def test_a_browser_that_has_a_file_is_told_so(server: Any, known: str) -> None:
     etag = server.http.get("/web/main.js").headers["etag"]
     answer = server.http.get("/web/main.js", headers={"if-none-match": known.format(etag)})
@@ -64,7 +66,9 @@ def test_a_browser_that_has_a_file_is_told_so(server: Any, known: str) -> None:
     assert server.http.get("/web/main.js", headers={"if-none-match": '"other"'}).status_code == 200
 
 
-@pytest.mark.parametrize("name", ["x.js", "../web_page.py", "..%2fweb_page.py", "%2e%2e/app.py", "main.js/", "", "MAIN.JS"])
+@pytest.mark.parametrize(
+    "name", ["x.js", "../web_page.py", "..%2fweb_page.py", "%2e%2e/app.py", "main.js/", "", "MAIN.JS"]
+)
 def test_no_other_file_is_given(server: Any, name: str) -> None:
     answer = server.http.get(f"/web/{name}")
     assert answer.status_code == 404 and answer.json()["error"]["code"] == "not_found"
