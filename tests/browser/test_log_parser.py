@@ -70,7 +70,10 @@ def as_page(event: Event) -> dict[str, Any]:
         case Cancelled(time, request_id):
             return {"kind": "cancelled", "time": time, "id": request_id, "ends": ends}
         case HandedOut():
-            pieces = [{"id": p.id, "tokens": p.n_tokens, "toCome": p.n_to_come} for p in event.initiations]
+            pieces = [
+                {"id": p.id, "tokens": p.n_tokens, "toCome": p.n_to_come, "cached": getattr(p, "n_cached", 0)}
+                for p in event.initiations
+            ]
             begun = {p.id for p in event.initiations}
             return {
                 "kind": "batch", "time": event.time, "number": event.number, "pieces": pieces,
@@ -107,6 +110,7 @@ def test_the_page_reads_what_our_reader_reads(
     assert header["settings"]["max_bs"] == int(flags[1]) and header["live"] == []
     for event in found:
         event.get("increments", []).sort()
+        event.pop("terms", None)
     wanted = [as_page(event) for event in log.events]
     for event in wanted:
         event.get("increments", []).sort()
@@ -156,6 +160,23 @@ def test_a_later_part_says_how_things_stood(page: Any, start: Callable[..., Serv
     assert history["live"] == [] and history["waiting"] == 0
 
 
+def test_what_other_settings_add_to_lines(page: Any) -> None:
+    """Terms of requests, deadlines, reused prefixes; lines of a kind that this page does not know are passed over."""
+    header = {"kind": "orcaserve-schedule", "version": 1, "run": "r", "part": 2, "start": 1.5, "last": []}
+    header |= {"settings": {"max_bs": 4, "n_slots": 100}, "live": [[1, 5, 9, 0, 0, 0, {"client": 2}]]}
+    lines = [
+        json.dumps(header), '["a",5,2,30,9,0,0,{"client":3,"priority":1}]', '["?",6,7,8]',
+        '["b",7,1,"",[[2,6]],16,6,"tokens",{"cached":[[2,24,"1-2",0]]}]', '["d",8,[[1,"error",0]]]', '["r",9,1,2]',
+    ]  # fmt: skip
+    begun, arrived, unknown, batch, expired, _ = page.evaluate(PARSE, lines)
+    assert begun["live"][0]["terms"] == {"client": 2} and arrived["terms"] == {"client": 3, "priority": 1}
+    assert unknown is None and batch["stop"] == "tokens" and batch["lacking"] == 0
+    assert batch["pieces"] == [{"id": 2, "tokens": 6, "toCome": 0, "cached": 24}]
+    assert expired == {"kind": "expired", "time": 8e-6, "ends": [{"id": 1, "why": "error", "output": 0}]}
+    lives = page.evaluate(FEED, [lines, 100])["lives"]
+    assert [row[:3] for row in lives] == [[1, "late", 0], [2, None, None]]
+
+
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
@@ -195,7 +216,7 @@ def test_what_is_kept_is_bounded(page: Any) -> None:
         const time = i / 100;
         history.add({ kind: "arrived", time, id: i, input: 3, asked: 2, carried: 0, mayStop: false });
         const increments = i > 1 ? [i - 1] : [];
-        history.add({ kind: "batch", time, number: i, increments, pieces: [{ id: i, tokens: 3, toCome: 0 }],
+        history.add({ kind: "batch", time, number: i, increments, pieces: [{ id: i, tokens: 3, toCome: 0, cached: 0 }],
                       reserved: 1, used: 1, stop: "none", lacking: 0, preempted: [] });
         const ends = increments.map((id) => ({ id, why: "length", output: 2 }));
         history.add({ kind: "returned", time: time + 0.005, number: i, took: 0.004, ends, failing: [] });

@@ -2,12 +2,13 @@
 
 export const LIVE_ITERATIONS = 20_000;
 export const FILE_ITERATIONS = 300_000;
-const MOST_LIVES = 100_000;
+const FEWEST_LIVES = 100_000; // that may be kept, however few iterations are
 
 /** A request. Places are positions of iterations in the history, which count up from 0 and never come back. */
 class Life {
   constructor(request, time, place, lane) {
-    Object.assign(this, request); // id, input, asked, carried, mayStop
+    const { id, input, asked, carried, mayStop, terms } = request;
+    Object.assign(this, { id, input, asked, carried, mayStop, terms });
     this.arrived = time; // seconds since the run's start; null: before what is known begins
     this.from = place; // the first iteration that it could have been in
     this.lane = lane;
@@ -42,6 +43,10 @@ export class History {
     this.#byNumber = new Map();
     this.#taken = [];
     this.#oldest = [];
+  }
+
+  get #mostLives() {
+    return Math.max(this.capacity, FEWEST_LIVES);
   }
 
   #ring; // place modulo capacity -> iteration
@@ -87,6 +92,8 @@ export class History {
         if (life !== undefined) life.cancelled = event.time;
         return this.#endAll(event.ends, event.time, this.next - 1);
       }
+      case "expired":
+        return this.#endAll(event.ends.map((end) => ({ ...end, why: "late" })), event.time, this.next - 1);
       case "batch":
         return this.#batch(event);
       case "returned":
@@ -134,7 +141,7 @@ export class History {
     this.lanes[lane].push(life);
     this.#oldest.push(life);
     this.nWaiting += 1;
-    if (this.#oldest.length > MOST_LIVES) this.#forget();
+    if (this.#oldest.length > this.#mostLives) this.#forget();
   }
 
   #freeLane() {
@@ -217,7 +224,7 @@ export class History {
 
   /** Drop requests that ended before the oldest iteration; of very many, the oldest that have ended. */
   #forget() {
-    let surplus = this.#oldest.length - MOST_LIVES * 0.9;
+    let surplus = this.#oldest.length - this.#mostLives * 0.9;
     const lanes = new Set();
     this.#oldest = this.#oldest.filter((life) => {
       const gone = life.to !== null && (life.to < this.first || surplus > 0);

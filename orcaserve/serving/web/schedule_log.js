@@ -31,12 +31,13 @@ export function fromRuns(text) {
  * Makes an event of every line. Times are seconds since the run's start. What the line leaves out because another line
  * has said it ("=", a header that goes on) is kept here.
  *
- *   {kind: "header", run, part, start, settings, live: [{id, input, asked, carried, mayStop, output}], inFlight}
- *   {kind: "arrived", time, id, input, asked, carried, mayStop}
+ *   {kind: "header", run, part, start, settings, live: [{id, input, asked, carried, mayStop, output, terms}], inFlight}
+ *   {kind: "arrived", time, id, input, asked, carried, mayStop, terms}    terms: {client, priority, background, ...}
  *   {kind: "refused", time, id, why}             {kind: "cancelled", time, id, ends}
- *   {kind: "batch", time, number, increments, pieces: [{id, tokens, toCome}], reserved, used, stop, lacking, preempted}
+ *   {kind: "batch", time, number, increments, pieces: [{id, tokens, toCome, cached}], reserved, used, stop, lacking,
+ *    preempted}
  *   {kind: "returned", time, number, took, ends: [{id, why, output}], failing}
- *   {kind: "over", time, ends}
+ *   {kind: "expired", time, ends}                {kind: "over", time, ends}
  *
  * increments is the same array as before while the same requests go on: whoever keeps events shares it too.
  */
@@ -71,6 +72,8 @@ export class LogParser {
         return this.#batch(time, value);
       case "r":
         return this.#returned(time, value);
+      case "d":
+        return { kind: "expired", time, ends: this.#ends(value[2]) };
       case "z":
         return { kind: "over", time, ends: this.#ends(value[2]) };
       default:
@@ -97,8 +100,9 @@ export class LogParser {
       return { number, ids };
     });
     const live = this.#list(value.live, "live").map((row) => {
-      const [id, input, asked, carried, mayStop, output] = this.#list(row, "live").map((n) => this.#number(n, "live"));
-      return { id, input, asked, carried: carried ?? 0, mayStop: Boolean(mayStop), output: output ?? 0 };
+      const sizes = this.#list(row, "live").slice(0, 6).map((n) => this.#number(n, "live"));
+      const [id, input, asked, carried, mayStop, output] = sizes;
+      return { id, input, asked, carried: carried ?? 0, mayStop: Boolean(mayStop), output: output ?? 0, terms: row[6] ?? null };
     });
     const start = this.#number(value.start, "start");
     const part = this.#number(value.part ?? 1, "part");
@@ -108,10 +112,13 @@ export class LogParser {
   #arrived(time, value) {
     const [id, input, asked] = [value[2], value[3], value[4]].map((n) => this.#number(n, "id or size"));
     const carried = this.#number(value[5] ?? 0, "carried");
-    return { kind: "arrived", time, id, input, asked, carried, mayStop: Boolean(value[6]) };
+    return { kind: "arrived", time, id, input, asked, carried, mayStop: Boolean(value[6]), terms: value[7] ?? null };
   }
 
   #batch(time, value) {
+    const last = value.at(-1);
+    const more = last !== null && typeof last === "object" && !Array.isArray(last) && value.length > 7 ? value.pop() : {};
+    const cached = new Map(this.#list(more.cached, "cached").map(([id, tokens]) => [id, this.#number(tokens, "cached")]));
     const number = this.#number(value[2], "iteration");
     let increments = this.#last;
     if (value[3] !== "=") {
@@ -123,7 +130,7 @@ export class LogParser {
     }
     const pieces = this.#list(value[4], "initiations").map((piece) => {
       const [id, tokens, toCome] = this.#list(piece, "initiations").map((n) => this.#number(n, "initiations"));
-      return { id, tokens, toCome: toCome ?? 0 };
+      return { id, tokens, toCome: toCome ?? 0, cached: cached.get(id) ?? 0 };
     });
     this.#inFlight.set(number, pieces.length ? increments.concat(pieces.map((piece) => piece.id)) : increments);
     return {

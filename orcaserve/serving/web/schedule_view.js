@@ -378,9 +378,10 @@ export class ScheduleView {
     if (focus !== null && this.#history.at(focus.place) === undefined) this.#focus(null);
     this.#timeline.draw();
     this.#showPosition();
-    if (this.#drawn - this.#figured > FIGURES_MS) this.#showFigures();
-    else setTimeout(() => this.#shown && this.#showFigures(), FIGURES_MS);
+    if (this.#drawn - this.#figured >= FIGURES_MS) this.#showFigures();
+    else this.#figuring ||= setTimeout(() => this.#showFigures(), FIGURES_MS);
   }
+  #figuring = 0;
 
   #showPosition() {
     const slider = element("position");
@@ -394,7 +395,8 @@ export class ScheduleView {
   }
 
   #showFigures() {
-    if (performance.now() - this.#figured < FIGURES_MS) return;
+    clearTimeout(this.#figuring);
+    this.#figuring = 0;
     this.#figured = performance.now();
     const history = this.#history;
     const { from, to } = this.#timeline.visible;

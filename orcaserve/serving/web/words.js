@@ -9,6 +9,7 @@ export const STOPS = {
   slots: "slots were lacking",
   cell: "others needed another computation",
   fixed: "a whole batch had to end first",
+  tokens: "the iteration had all the input tokens that it may have",
 };
 const WAITED = { ...STOPS, none: "all workers had a batch, or it had only just come" };
 const ENDS = {
@@ -81,8 +82,9 @@ export function tellIteration(history, iteration) {
 }
 
 function pieceInWords(piece) {
+  const cached = piece.cached ? `, ${count(piece.cached)} more were there already` : "";
   const more = piece.toCome ? `; ${count(piece.toCome)} more to come` : "";
-  return `request ${piece.id}, ${count(piece.tokens, "input token")}${more}`;
+  return `request ${piece.id}, ${count(piece.tokens, "input token")}${cached}${more}`;
 }
 
 /** One cell in one sentence, for the pointer and for screen readers. */
@@ -128,12 +130,20 @@ function visitsOf(history, life) {
 function arrivedIn(history, life) {
   const wanted = life.asked ? `for at most ${count(life.asked, "output token")}` : "which are only to be read";
   const carried = life.carried ? `, ${count(life.carried)} of which an earlier engine has put out` : "";
-  const sizes = `with ${count(life.input, "input token")}, ${wanted}${carried}`;
+  const sizes = `with ${count(life.input, "input token")}, ${wanted}${carried}${termsInWords(life.terms)}`;
   if (life.arrived === null) return ["arrived", `before what is known here begins, ${sizes}`];
   const there = life.nBefore
     ? `${count(life.nBefore, "request")} ${life.nBefore === 1 ? "was" : "were"} there, ${count(life.nRunning)} of them had begun`
     : "nobody else was there";
   return ["arrived", `at ${clock(history, life.arrived)}, ${sizes}; ${there}`];
+}
+
+function termsInWords(terms) {
+  const said = [];
+  if (terms?.client) said.push(`of client ${terms.client}`);
+  if (terms?.priority) said.push(`with priority ${terms.priority}`);
+  if (terms?.background) said.push("in the background");
+  return said.length ? `, ${said.join(", ")}` : "";
 }
 
 function waited(history, life, visits) {
@@ -173,7 +183,8 @@ function begun(visits) {
     if (others) beside.push(count(others, "other initiation"));
     const more = own.toCome ? `; ${count(own.toCome)} more tokens come in later iterations` : "";
     const took = iteration.ended === null ? "" : `; it took ${span(iteration.ended - iteration.time)}`;
-    const text = `iteration ${count(iteration.number)}, ${count(own.tokens, "token")}, beside ${beside.join(" and ")}${more}${took}`;
+    const cached = own.cached ? ` (${count(own.cached)} more were there already)` : "";
+    const text = `iteration ${count(iteration.number)}, ${count(own.tokens, "token")}${cached}, beside ${beside.join(" and ")}${more}${took}`;
     return [i === 0 ? "initiation" : "next piece", text];
   });
   if (pieces.length > 4) rows.push(["", `and ${count(pieces.length - 4, "more piece")}`]);
