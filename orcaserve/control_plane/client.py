@@ -141,8 +141,8 @@ class EngineClient:
         """Have the listener called with whole lines of the schedule.
 
         A header comes first, by itself: how things stand. It comes anew when lines had to be left out, and whenever
-        this is called again. The listener must return at once. None: nobody listens any more. Raises EngineError once
-        the client is closed.
+        this is called again. The listener must return at once, and never raise. None: nobody listens any more. Raises
+        EngineError once the client is closed.
         """
         self._check_open()
         self._listener, self._to_watch = listener, listener is not None

@@ -177,6 +177,8 @@ LIMITS = (
     # What operators meet
     Limit("requests that `/v1/requests` lists, of a replica", _n(MOST_DESCRIBED),
           "those that hold slots, then the earliest; `has_more`"),
+    Limit("time that an engine has to describe its requests for `/v1/requests`", _seconds(supervisor.DESCRIBE_SECONDS),
+          "they are listed without, and say so"),
     Limit("listeners to the schedule of a replica", _n(schedule_watch.MAX_LISTENERS), "503"),
     Limit("events of the schedule that wait for a listener, beside a header", _bytes(schedule_watch.MOST_UNREAD),
           "they are left out, and a header follows"),

@@ -48,6 +48,7 @@ class Listener:
             self._n_bytes = 0
             if not begins:
                 self.behind = True
+                self._something.set()  # whoever takes has to ask for a header
                 return
         self.behind = False
         self._events.append(events)
@@ -59,13 +60,12 @@ class Listener:
         self._something.set()
 
     async def take(self) -> bytes:
-        """All that waits, once there is something. Empty only if there will be nothing more."""
+        """All that waits, once there is something; nothing, if it is over or has just fallen behind."""
         await self._something.wait()
+        self._something.clear()
         events = b"".join(self._events)
         self._events.clear()
         self._n_bytes = 0
-        if not self.over:
-            self._something.clear()
         return events
 
 
@@ -139,8 +139,9 @@ async def _tell(exchange: Exchange, watch: ScheduleWatch) -> None:
         return
     listener = watch.join()
     try:
-        while events := await listener.take():
-            await exchange.send_events(events)  # waits for a client that does not read
+        while not listener.over:
+            if events := await listener.take():
+                await exchange.send_events(events)  # waits for a client that does not read
             if listener.behind:
                 watch.ask()
         await exchange.end_events(b"")

@@ -85,7 +85,7 @@ def _from_rest(log: Log) -> tuple[Sequence[Event], int]:
             live.add(event.request.id)
             n_left_out += 1
         live.difference_update(end.id for end in _ends_of(event))
-    return ((), n_left_out) if live else (log.events, 0)
+    return (), n_left_out
 
 
 def _ends_of(event: Event) -> Sequence[End]:

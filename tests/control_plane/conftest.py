@@ -14,7 +14,7 @@ import pytest
 
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.control_plane.service import EngineServer
-from orcaserve.core import Batch, EngineFacts, IterationReport, IterationResult, Request
+from orcaserve.core import Batch, EngineFacts, IterationReport, IterationResult, LiveRequests, Request, Sink
 from orcaserve.engine.host import EngineHost
 from orcaserve.engine.local import LocalEngine
 from orcaserve.worker.executor import DeviceExecutor
@@ -55,6 +55,8 @@ class Counted:
     host: EngineHost
     submits: list[int] = field(default_factory=list)  # requests in each message
     cancels: list[int] = field(default_factory=list)
+    watches: list[bool] = field(default_factory=list)
+    questions: int = 0
 
     def submit(self, requests: Sequence[Request]) -> None:
         self.submits.append(len(requests))
@@ -66,6 +68,14 @@ class Counted:
 
     def refuse(self, request_id: int, why: str) -> None:
         self.host.refuse(request_id, why)
+
+    def watch(self, sink: Sink | None) -> None:
+        self.watches.append(sink is not None)
+        self.host.watch(sink)
+
+    def describe(self, answer: Callable[[LiveRequests], None]) -> None:
+        self.questions += 1
+        self.host.describe(answer)
 
 
 @dataclass

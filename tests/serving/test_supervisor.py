@@ -182,3 +182,54 @@ async def test_closing_tells_everyone_why(processes: type[FakeProcess]) -> None:
         await s.close(SERVER_STOPPING)
         assert (await read(running))[-1].error == SERVER_STOPPING
         assert processes.started[0]._exit().done() and len(processes.started) == 1
+
+
+async def test_a_watch_begins_anew_with_the_next_engine(processes: type[FakeProcess]) -> None:
+    async with supervised() as s:
+        headers: list[bytes] = []
+        s.watch(lambda lines: headers.append(lines) if lines.startswith(b"{") else None)
+        await until(lambda: len(headers) == 1)
+        await processes.started[0].kill()
+        await until(lambda: not s.present)
+        stream = s.submit(request(1))
+        await until(lambda: len(headers) == 2)
+        assert headers[0] != headers[1]
+        assert_whole(await read(stream))
+        s.watch(None)
+        await processes.started[1].kill()
+        await until(lambda: len(processes.started) == 3 and s.present)
+        assert_whole(await read(s.submit(request(2))))
+        assert len(headers) == 2
+
+
+async def test_requests_are_described_with_and_without_an_engine(processes: type[FakeProcess]) -> None:
+    async with supervised() as s:
+        streams = [s.submit(request(i)) for i in range(1, MAX_BS + 2)]
+        await anext(streams[0])
+        live = (await s.describe()).requests
+        assert [each.id for each in live] == [1, 2, 3, 4]
+        assert [bool(each.why_waiting) for each in live] == [False, False, False, True]
+        processes.load_error = EngineError("not yet")
+        await processes.started[0].kill()
+        await until(lambda: not s.present)
+        live = (await s.describe()).requests
+        assert [each.why_waiting for each in live] == [
+            "it waits for another engine, in place of the one that was lost"
+        ] * 4
+        assert live[0].n_output >= 1 and live[0].n_reserved == 0
+        processes.load_error = None
+        for stream in streams:
+            await read(stream)
+        assert (await s.describe()).requests == []
+
+
+async def test_an_engine_that_does_not_answer(processes: type[FakeProcess], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "DESCRIBE_SECONDS", 0.05)
+    monkeypatch.setattr(module, "MOST_DESCRIBED", 2)
+    async with supervised() as s:
+        processes.started[0]._host.describe = lambda answer: None
+        for i in range(5):
+            s.submit(request(i))
+        live = await s.describe()
+        assert len(live.requests) == 2 and live.n_left_out == 3
+        assert live.requests[0].why_waiting == "the engine has not said anything of it for 0.05 s"

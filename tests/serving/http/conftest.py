@@ -21,6 +21,9 @@ from orcaserve.core import (
     EngineStatus,
     FinishReason,
     IterationReport,
+    LiveRequest,
+    LiveRequests,
+    LiveState,
     Logprobs,
     Progress,
     Request,
@@ -85,7 +88,23 @@ class FakeEngine:
         self.fail_after: int | None = None
         self.seen: list[Request] = []
         self.cancelled: list[int] = []
+        self.listener: Callable[[bytes], None] | None = None
+        self.n_watches = 0  # how often a header was asked for
+        self.n_left_out = 0
         self._live: dict[int, tuple[Request, TokenStream]] = {}
+
+    def watch(self, listener: Callable[[bytes], None] | None) -> None:
+        self.listener = listener
+        if listener is not None:
+            self.n_watches += 1
+            listener(b'{"kind":"orcaserve-schedule","part":%d}\n' % self.n_watches)
+
+    async def describe(self) -> LiveRequests:
+        live = [
+            LiveRequest(i, LiveState.INCREMENT, 0.5, r.n_input, len(r.output), 32, r.n_input)
+            for i, (r, _) in self._live.items()
+        ]
+        return LiveRequests(live, self.n_left_out)
 
     @property
     def replicas(self) -> list[FakeEngine]:
