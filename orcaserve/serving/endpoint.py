@@ -167,7 +167,7 @@ class _Endpoint:
         )  # fmt: skip
         if (n_replicas := len(service.client.replicas)) > 1:
             _log.info("%d replicas (--data-parallel-size), each with so many", n_replicas)
-        _log.info("ready on %s  (API: /docs, metrics: /metrics)", _url(self._listener))
+        _log.info("ready on %s  (web page: /, API: /docs, metrics: /metrics)", _url(self._listener))
 
 
 class HttpServer(uvicorn.Server):

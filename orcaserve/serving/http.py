@@ -246,6 +246,12 @@ class Exchange:
             await self._drain()
             await self._body(b"", more=False)
 
+    async def send_not_modified(self, headers: Headers) -> None:
+        """Answer 304: the client has it already. Without a length, which would be taken for that of what it has."""
+        close = [(b"connection", b"close")] if self._unread else []
+        await self._start(304, [*close, *headers])
+        await self._body(b"", more=False)
+
     async def send_pieces(self, status: int, pieces: AsyncIterator[bytes], length: int, content_type: bytes) -> None:
         """As send_bytes, for what does not lie in memory: `length` bytes in all.
 

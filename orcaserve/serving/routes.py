@@ -19,6 +19,7 @@ from orcaserve.serving.route import Handle, Operation, Route, Router
 from orcaserve.serving.schedule_watch import REPLICA, schedule
 from orcaserve.serving.terms import HEADERS
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE, detokenize, tokenize
+from orcaserve.serving.web_page import ROUTES as WEB_PAGE
 
 OPENAI, TOKENS, SERVER = "OpenAI", "Tokens", "Server"
 ID = "The request's id, as its answer and the header x-request-id have it, or the one that its client sent there."
@@ -128,5 +129,6 @@ ROUTES = [
           Operation("This description, for programs (OpenAPI 3.1)", {"type": "object"}, SERVER), open=True),
     Route("GET", "/docs", reads.docs,
           Operation("This description, for people", {"type": "string"}, SERVER, content="text/html"), open=True),
+    *WEB_PAGE,
 ]  # fmt: skip
 ROUTER = Router(ROUTES)

@@ -18,9 +18,12 @@ BYTES = 3  # id of byte 0 in the tiny vocabulary: <unk>, <s>, </s>, then bytes 0
 
 
 class Serve:
-    """A running `orcaserve serve`. inside: words before the command, which put it somewhere and become it."""
+    """A running `orcaserve serve`. inside: words before the command, which put it somewhere and become it.
 
-    def __init__(self, *flags: str, inside: Sequence[str] = ()) -> None:
+    key: its API key, if the flags give it one.
+    """
+
+    def __init__(self, *flags: str, inside: Sequence[str] = (), key: str | None = None) -> None:
         command = [*inside, sys.executable, "-m", "orcaserve", "serve", *flags]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         self.log: list[str] = []
@@ -31,7 +34,8 @@ class Serve:
         if not self._ready.wait(120) or not self.base:
             self.process.kill()
             raise AssertionError("not ready:\n" + "".join(self.log))
-        self.http = httpx.Client(base_url=self.base, timeout=60)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        self.http = httpx.Client(base_url=self.base, timeout=60, headers=headers)
         self.model = self.http.get("/v1/models").json()["data"][0]["id"]
 
     def _read(self) -> None:

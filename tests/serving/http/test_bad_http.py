@@ -315,9 +315,7 @@ def test_b36_wrong_method(server: Any, method: str, path: str, allow: str) -> No
     assert not any(name.startswith("access-control") for name in answer.headers)  # pages of others may not
 
 
-@pytest.mark.parametrize(
-    "path", ["/", "/v1", "/v1/", "/v1/completions/", "/v1/models/", "/etc/passwd", "/V1/COMPLETIONS"]
-)
+@pytest.mark.parametrize("path", ["/v1", "/v1/", "/v1/completions/", "/v1/models/", "/etc/passwd", "/V1/COMPLETIONS"])
 def test_b36_unknown_path(server: Any, path: str) -> None:
     error_of(server.http.get(path), 404)
     error_of(server.post(path, GOOD), 404)
@@ -328,11 +326,12 @@ def test_api_key_guards_every_path_but_the_probes(other_server: Any) -> None:
 
     server = other_server(api_keys=(ApiKey("own", "s3cret"),))
     open_paths = {"/live", "/ready", "/health", "/docs", "/openapi.json", "/v2/health/live", "/v2/health/ready"}
+    open_paths |= {"/", "/web/{file}"}
     assert {route.path for route in ROUTES if route.open} == open_paths
     paths = [(re.sub(r"{model}", "tiny", re.sub(r"{version}", "1", r.path)), r.method, r.open) for r in ROUTES]
     paths += [("/x", "GET", False), ("/v2/x", "GET", False), ("/v1/models", "OPTIONS", False), ("/live", "PUT", False)]
     for path, method, is_open in paths:
-        path = path.replace("{id}", "none")
+        path = path.replace("{id}", "none").replace("{file}", "main.js")
         answer = server.http.request(method, path)
         if is_open:
             assert answer.status_code == 200
