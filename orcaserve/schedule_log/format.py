@@ -149,7 +149,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class HandedOut:
-    """ids: all requests of the batch, in order of arrival; initiations: those of them that are no increments."""
+    """ids: all requests of the batch, increments before initiations; initiations: those that are no increments."""
 
     time: float
     number: int

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from orcaserve.core import USUAL, Batch, IterationResult, Phase, Progress, Request, Sink, Terms
 from orcaserve.schedule_log.format import KIND, SAME, VERSION, Settings, as_runs
 from orcaserve.scheduler.policies import Selection, Stop
-from orcaserve.scheduler.recorder import NOTHING, Standing
+from orcaserve.scheduler.recorder import NOTHING, Standing, increments_first
 
 FLUSH_BYTES, FLUSH_SECONDS = 32 * 1024, 0.25
 ENDLESS = 2**63  # bytes of a part that ends only when it is asked to
@@ -190,7 +190,7 @@ class ScheduleRecorder:
         if failing and not ends:
             ends = ",[]"
         live = self._live
-        self._last = [entry.request_id for entry in batch.entries if entry.request_id in live]
+        self._last = [request_id for request_id in increments_first(batch) if request_id in live]
         self._add(f'["r",{self._at(time)},{result.iteration},{round(result.seconds * 1e6)}{ends}{failing}]')
 
     def _ends(self, news: Sequence[Progress], comma: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from orcaserve.core import Batch, IterationResult, Progress, Request
+from orcaserve.core import Batch, IterationResult, Phase, Progress, Request
 from orcaserve.scheduler.policies import Selection
 
 
@@ -15,7 +15,7 @@ class Standing:
     """How things stand: what somebody must know who is told only of what comes next.
 
     live: all live requests, in order of arrival. in_flight: batches, oldest first. last: those of the batch that
-    returned last, as far as they are live.
+    returned last, as far as they are live, increments first.
     """
 
     live: Sequence[Request] = ()
@@ -24,6 +24,14 @@ class Standing:
 
 
 NOTHING = Standing()
+
+
+def increments_first(batch: Batch) -> list[int]:
+    """Its request ids, in the order in which a schedule log names them."""
+    ids: dict[bool, list[int]] = {True: [], False: []}
+    for entry in batch.entries:
+        ids[entry.phase is Phase.INCREMENT].append(entry.request_id)
+    return ids[True] + ids[False]
 
 
 class Recorder(Protocol):

@@ -28,7 +28,7 @@ from orcaserve.scheduler.describe import describe_live
 from orcaserve.scheduler.kept_logprobs import KeptLogprobs, describe
 from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy, Selection
 from orcaserve.scheduler.prefix_cache import PrefixCache
-from orcaserve.scheduler.recorder import Standing
+from orcaserve.scheduler.recorder import Standing, increments_first
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
@@ -281,11 +281,11 @@ class Scheduler:
 
     def standing(self) -> Standing:
         """How things stand, for who is told of what comes next."""
-        last = self._last_returned.entries if self._last_returned else ()
+        last = increments_first(self._last_returned) if self._last_returned else ()
         return Standing(
             list(self._pool),
             [batch for batch, _ in self._in_flight],
-            [entry.request_id for entry in last if entry.request_id in self._pool],
+            [request_id for request_id in last if request_id in self._pool],
         )
 
     def describe(self, now: float) -> LiveRequests:

@@ -35,6 +35,7 @@ def record(path: Path, seed: int, n_slots: int, n_workers: int, page: int = 4, p
     scheduler = Scheduler(n_slots, 4, n_workers, page, EvenBatches(n_workers), PrefixCache(page, limit))
     now = 0.0
     recorder = ScheduleRecorder(settings, RotatingFile(path, 9), part_bytes, lambda: now)
+    recorder.begin()
     in_flight: deque[Batch] = deque()
     requests: list[Request] = []
     n_live = 0
