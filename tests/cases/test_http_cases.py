@@ -152,7 +152,9 @@ def test_b36_a_post_where_there_is_none(gpt2: Server, path: str) -> None:
     assert answer.status_code == 405 and "GET" in answer.headers["allow"]
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "/v1/completions/", f"/{SECRET}", "/etc/passwd", "/V1/MODELS"])
+@pytest.mark.parametrize(
+    "path", ["/web/", "/v1", "/v1/", "/v1/completions/", f"/{SECRET}", "/etc/passwd", "/V1/MODELS"]
+)
 def test_b36_unknown_paths(gpt2: Server, path: str) -> None:
     assert gpt2.http.get(path).status_code == gpt2.send(raw_body(COMPLETIONS), path).status_code == 404
 

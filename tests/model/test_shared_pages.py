@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orcaserve.core import Batch, CannotFit, FinishReason, IterationResult, Request, SamplingParams, Terms
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.scheduler import RequestPool, Scheduler
-from orcaserve.scheduler.policies import IterationLevelFCFS, SchedulingPolicy
+from orcaserve.scheduler.policies import IterationLevelFCFS, PolicySettings, SchedulingPolicy, make_policy
 from orcaserve.scheduler.policies.even_batches import EvenBatches
 from orcaserve.scheduler.policies.overcommit import Overcommit
 from orcaserve.scheduler.prefix_cache import PrefixCache
@@ -40,6 +40,9 @@ POLICIES = {
     "even": EvenBatches,
     "pieces": Pieces,
     "overcommit": Overcommit,  # preempts
+    "many users": lambda n: make_policy(
+        "iteration-level", PolicySettings(n, 2**20, fairness="tokens", batched_tokens=11)
+    ),
 }
 
 
@@ -199,12 +202,20 @@ class SharedPages(RuleBasedStateMachine):
         self.rng = random.Random(seed)
         self.n = 0
 
-    @rule(n_new=st.integers(1, 12), salt=st.sampled_from(["", "", "a"]), scored=st.booleans(), carried=st.booleans())
-    def arrive(self, n_new: int, salt: str, scored: bool, carried: bool) -> None:
+    @rule(
+        n_new=st.integers(1, 12),
+        salt=st.sampled_from(["", "", "a"]),
+        scored=st.booleans(),
+        carried=st.booleans(),
+        client=st.sampled_from(["", "x", "y"]),
+        background=st.booleans(),
+    )
+    def arrive(self, n_new: int, salt: str, scored: bool, carried: bool, client: str, background: bool) -> None:
         params = SamplingParams(max_tokens=n_new, prompt_logprobs=1 if scored and n_new == 3 else None)
         text = text_like(self.rng, self.pair.requests, 40)
         output = [2] if carried and n_new > 4 else []
-        self.pair.add(Request(self.n, text, params, frozenset({STOP}), terms=Terms(cache_salt=salt), output=output))
+        terms = Terms(client, background=background, cache_salt=salt)
+        self.pair.add(Request(self.n, text, params, frozenset({STOP}), terms=terms, output=output))
         self.n += 1
 
     @rule(back=st.integers(1, 8))
@@ -256,7 +267,8 @@ def test_twenty_thousand_events() -> None:
             dice = rng.random()
             if dice < 0.2 and len(pair.live) < 30:
                 text = text_like(rng, {i: pair.requests[i] for i in range(max(n - 8, 0), n) if i in pair.requests}, 60)
-                terms = Terms(cache_salt=rng.choice(["", "", "b"]))
+                salt, client, background = rng.choice(["", "", "b"]), rng.choice("xyz"), rng.random() < 0.4
+                terms = Terms(client, background=background, cache_salt=salt)
                 params = SamplingParams(max_tokens=rng.randint(1, 12))
                 pair.add(Request(n, text, params, frozenset({STOP}), terms=terms))
                 n += 1
