@@ -41,7 +41,7 @@ def test_b53_a_gguf_file_gives_the_text_of_the_safetensors(
     prompt = llama_server.recited.encode("the fox hi")
     assert gguf_server.both(prompt=prompt, max_tokens=40)[0] == llama_server.recited.greedy_text(prompt, 40)
     for server in (llama_server, gguf_server):
-        server.check(0, within)
+        server.check(within)
 
 
 def changed(model: Recited, folder: Path, tied: bool | None, head: str) -> Path:

@@ -99,6 +99,7 @@ LIMITING = re.compile(r"(MAX|MIN)_\w+|\w+_SECONDS|MAX_SECONDS")
 NO_LIMITS = {
     "endpoint.FAREWELL_SECONDS", "launcher.DUMP_SECONDS",  # of the end
     "http.DRAIN_SECONDS",  # within another row
+    "observing.traces.MAX_WAITING", "observing.traces.MAX_TOGETHER", "observing.traces.MAX_CHOICES",  # of no client
     "door.LOOK_SECONDS",  # how often, not how much
     "batches.records.RETRY_SECONDS", "batches.run.LOOK_SECONDS",  # how often, not how much
     "supervisor.MAX_RESTARTS",  # one less than the row says

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from orcaserve.config import ApiKey
 from orcaserve.logs import JsonFormatter, TextFormatter
 
 SECRET = "sk-very-secret-0123456789"
@@ -46,7 +47,7 @@ def lines() -> Iterator[Kept]:
 
 @pytest.fixture
 def asked(other_server: Any, lines: Kept) -> Any:
-    return other_server(log_requests=True, api_key=SECRET)
+    return other_server(log_requests=True, api_keys=(ApiKey("own", SECRET),))
 
 
 def headers(**more: str) -> dict[str, str]:

@@ -81,7 +81,7 @@ def test_b33_content_type(server: Any, content_type: str | None, good: bool) -> 
         b'{"model":"tiny","prompt":"\xff\xfe"}',
         b"\xef\xbb\xbf" + json.dumps(GOOD).encode(),
         json.dumps(GOOD).encode("utf-16"),
-        gzip.compress(json.dumps(GOOD).encode()),
+        gzip.compress(json.dumps(GOOD).encode(), mtime=0),
         b"{'model':'tiny'}",
         b'{"model":"tiny",}',
         b'{"a":1} x',
@@ -342,8 +342,8 @@ def test_api_key_guards_every_path_but_the_probes(other_server: Any) -> None:
         for wrong in ("Bearer", "Bearer s3cre", "Bearer s3cret2", "Basic s3cret", "s3cret", "Bearer ß"):
             headers = {"authorization": wrong.encode()}
             assert server.http.request(method, path, headers=headers).status_code == 401
-        right = server.http.request(method, path, headers={"authorization": "bearer s3cret"})
-        assert right.status_code in (200, 400, 404, 405, 415), (method, path)
+        with server.http.stream(method, path, headers={"authorization": "bearer s3cret"}) as right:  # one has no end
+            assert right.status_code in (200, 400, 404, 405, 415), (method, path)
     assert server.engine.seen == []
 
 

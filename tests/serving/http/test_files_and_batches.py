@@ -246,7 +246,7 @@ def test_many_lines_beside_online_requests(keeping: Any, client: openai.OpenAI) 
 def test_cancelling(keeping: Any, client: openai.OpenAI) -> None:
     keeping.engine.seconds_per_token = 0.01
     batch = run(client, lines_of(*[{**GOOD, "max_tokens": 100}] * 50))
-    keeping.wait_until(lambda: keeping.engine.n_open == 4)
+    keeping.wait_until(lambda: keeping.engine.n_open == 8)  # max_bs
     assert client.batches.cancel(batch.id).status == "cancelling"
     batch = end_of(client, batch.id)
     assert batch.status == "cancelled" and batch.cancelled_at is not None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orcaserve.config import ServingConfig
+from orcaserve.config import ApiKey, ServingConfig
 from orcaserve.core.errors import ConfigError
 from orcaserve.serving import schedule_watch
 from orcaserve.serving.schedule_watch import BETWEEN_HEADERS, MOST_UNREAD, Listener
@@ -130,7 +130,7 @@ def test_head_ends_at_once(server: Any) -> None:
 
 
 def test_the_key_is_asked_for(other_server: Callable[..., Any]) -> None:
-    server = other_server(api_key="k")
+    server = other_server(api_keys=(ApiKey("own", "k"),))
     for path in ("/v1/schedule", "/v1/requests"):
         assert server.http.get(path).status_code == 401
     assert server.http.get("/v1/requests", headers={"authorization": "Bearer k"}).status_code == 200
