@@ -107,8 +107,9 @@ def test_a_unix_socket_is_one_client(server: Any) -> None:
     assert read_terms(Exchange(scope, None, None, "x"), {}).client == "unix"  # type: ignore[arg-type]
 
 
-def test_metrics_keep_no_address(server: Any) -> None:
+def test_metrics_keep_no_address(other_server: Any) -> None:
     """Those who have no name are counted together; who says a name has one."""
+    server = other_server()
     assert server.post("/v1/completions", GOOD).status_code == 200
     assert server.post("/v1/completions", {**GOOD, "user": "ann"}).status_code == 200
     assert server.engine.seen[-2].terms.client == "127.0.0.1", "fairness still tells them apart"
