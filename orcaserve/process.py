@@ -5,6 +5,7 @@ Standard library and setproctitle only.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import os
@@ -29,6 +30,17 @@ def child_environment() -> dict[str, str]:
         return environment
     inherited = os.environ.get("PYTHONPATH")
     return {**environment, "PYTHONPATH": f"{root}{os.pathsep}{inherited}" if inherited else root}
+
+
+def allow_many_files() -> None:
+    """Have this process hold as many connections as the system lets it: the usual first limit is 1,024 files."""
+    try:
+        import resource
+    except ImportError:
+        return
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def name_process(role: str) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from orcaserve.cli.workload_options import add_workload_arguments, workload
 from orcaserve.core.errors import ConfigError
 from orcaserve.evaluation.targets import EXAMPLES, Metric, Target, parse_target
+from orcaserve.process import allow_many_files
 from orcaserve.version import __version__
 from orcaserve.workload.arrival import Arrival
 
@@ -115,7 +116,7 @@ async def _measure(
     from orcaserve.evaluation.load.server import Address, Server
     from orcaserve.evaluation.load.summary import lines, row, summarise
 
-    _allow_many_connections()
+    allow_many_files()  # each request has a connection, and a server may be slow
     server = Server(await Address.find(args.base_url), args.endpoint, args.api_key, args.timeout)
     model = args.model or await server.first_model()
     base = _merged({"model": model, "temperature": 0, "ignore_eos": True}, args.extra_body)
@@ -195,17 +196,6 @@ def _in_loop(main: Coroutine[Any, Any, int]) -> int:
         factory = new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(main)
-
-
-def _allow_many_connections() -> None:
-    """Each request has one, and a server may be slow."""
-    try:
-        import resource
-    except ImportError:
-        return
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _object(text: str) -> dict[str, Any]:

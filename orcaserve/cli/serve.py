@@ -77,13 +77,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_bound,
         metavar="N",
         help="most requests that wait for their first iteration while the batch is full, or `none`; default: 4 for "
-        "each place in the batch (--max-num-seqs, workers, replicas), and 256 at least",
+        "each place in the batch (--max-num-seqs, workers, replicas), and 1,024 at least",
     )
     group.add_argument(
         "--max-num-queued-tokens",
         type=_bound,
         metavar="N",
-        help="most prompt tokens of those who wait, or `none`; default: 4 for each slot of the K/V region",
+        help="most prompt tokens of those who wait, or `none`; default: 4 for each slot of the K/V region, and "
+        "1,048,576 at least",
     )
     group = parser.add_argument_group(
         "files and batches",

@@ -28,7 +28,7 @@ MAX_ONGOING = 10_000  # requests of a replica: they wait in its engine, whose qu
 SHUTDOWN_SECONDS = 600.0  # for the requests of a replica that is no longer needed
 NOT_HERE = (
     "host", "port", "uds", "nnodes", "listen_workers", "master_addr", "node_rank", "worker_counts",
-    "files_dir", "max_files_bytes", "shutdown_timeout", "shutdown_grace",
+    "files_dir", "max_files_bytes", "shutdown_timeout", "shutdown_grace", "log_format",
 )  # fmt: skip
 NUMBERS: dict[str, float] = {
     "min_replicas": 1,

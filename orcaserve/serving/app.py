@@ -98,6 +98,7 @@ class App:
             _log.exception("request %s failed", exchange.id)
             exchange.account.code = "internal_error"
             if exchange.started:
+                self._count_failure("internal_error")
                 exchange.abort()
             else:
                 await self._refuse(exchange, InvalidRequest(None, "an internal error", "internal_error", 500))

@@ -23,8 +23,9 @@ from orcaserve.serving.pace import OutputLengths, Pace
 from orcaserve.serving.terms import BETWEEN_TOKENS, FIRST_TOKEN, Caller
 
 QUEUE_PER_PLACE = 4  # requests that may wait for each place of a batch, unless a flag says otherwise
-LEAST_QUEUE = 256  # requests that may wait in any case
+LEAST_QUEUE = 1024  # requests that may wait in any case: load tools send a thousand at once, and do not come again
 QUEUE_PER_SLOT = 4  # prompt tokens that may wait for each slot of the K/V region
+LEAST_QUEUE_TOKENS = 2**20  # prompt tokens that may wait in any case: as many requests of 1,024 each
 FIRST_RETRY = 1.0  # s, while nothing is known of how quickly the engines work
 LONGEST_RETRY = 60.0  # s; clients do not wait for longer
 KEEP_SECONDS = 2.0  # for which room is kept for who was told to come back now
@@ -34,11 +35,11 @@ _OVER = "too many requests wait already: come back when the header Retry-After s
 
 
 class Overloaded(InvalidRequest):
-    """Not now (429). retry_after: whole seconds, 1 or more, after which there will be room."""
+    """Not now (429). retry_after: whole seconds, from 1 to LONGEST_RETRY, after which there will be room."""
 
     def __init__(self, message: str, code: str, retry_after: float, field: str | None = None) -> None:
         super().__init__(field, message, code=code, status=429)
-        self.retry_after = max(1, math.ceil(retry_after))
+        self.retry_after = max(1, math.ceil(min(retry_after, LONGEST_RETRY)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,11 @@ class Bounds:
 
     @classmethod
     def usual(cls, facts: EngineFacts, n_replicas: int) -> Bounds:
-        """A queue of some tens of seconds: few outputs' time for each place, or what fills the K/V region few times."""
-        places = facts.max_bs * facts.n_workers * n_replicas
-        return cls(max(QUEUE_PER_PLACE * places, LEAST_QUEUE), QUEUE_PER_SLOT * facts.n_slots * n_replicas)
+        """What keeps memory and the queue bounded, and lets a load test pass. How long it takes to get through depends
+        on the machine: whoever wants short waits sets them.
+        """
+        places, slots = facts.max_bs * facts.n_workers * n_replicas, facts.n_slots * n_replicas
+        return cls(max(QUEUE_PER_PLACE * places, LEAST_QUEUE), max(QUEUE_PER_SLOT * slots, LEAST_QUEUE_TOKENS))
 
 
 class Door:

@@ -20,7 +20,7 @@ import uvicorn
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.core.errors import SERVER_STOPPING, ConfigError
 from orcaserve.logs import set_up
-from orcaserve.process import name_process
+from orcaserve.process import allow_many_files, name_process
 from orcaserve.serving.app import App
 from orcaserve.serving.hosted import load_service
 from orcaserve.serving.http_protocol import HttpProtocol
@@ -42,6 +42,7 @@ def run_endpoint(serving: ServingConfig, engine: EngineConfig) -> int:
     EngineError if the engine does not come up. Call it on the main thread.
     """
     name_process("endpoint")
+    allow_many_files()
     set_up(serving.log_level, serving.log_format)
     # What clients send wrong is counted, not logged; uvicorn's own news repeats ours.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
@@ -183,7 +184,7 @@ class HttpServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                proxy_headers=False,  # who a client is decides nothing here
+                proxy_headers=False,  # anybody could write them, and get another's share or blame
                 backlog=BACKLOG,
                 timeout_graceful_shutdown=1,
             )

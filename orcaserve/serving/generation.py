@@ -17,7 +17,7 @@ from orcaserve.serving.logprobs import LogprobsStyle
 from orcaserve.serving.marked_text import MarkedTextStream, Taken
 from orcaserve.serving.params import StreamOptions
 from orcaserve.serving.service import Choice, Origin, Plan, Service, as_invalid
-from orcaserve.serving.terms import caller_of
+from orcaserve.serving.terms import caller_of, name_of
 
 DONE = b"data: [DONE]\n\n"
 
@@ -138,7 +138,7 @@ async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shap
     await service.compile_grammars(plan)
     kind = StreamedReply if options.stream else WholeReply
     reply = kind(exchange, shape, plan, options)
-    origin = Origin(exchange.id, exchange.path)
+    origin = Origin(exchange.id, exchange.path, name_of(exchange, plan.choices[0][0].terms))
     choices = service.start(plan, exchange.arrival, reply, origin, caller_of(exchange))
     exchange.account.n_prompt = plan.n_prompt
     exchange.account.choices += choices

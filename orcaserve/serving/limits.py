@@ -104,13 +104,15 @@ LIMITS = (
     # Many users
     Limit(
         "requests that wait for a place in a full batch (`--max-num-queued-reqs`)",
-        f"{door.QUEUE_PER_PLACE} for each place, and {door.LEAST_QUEUE} at least", "429 (`overloaded`), `Retry-After`",
+        f"{door.QUEUE_PER_PLACE} for each place, and {_n(door.LEAST_QUEUE)} at least",
+        "429 (`overloaded`), `Retry-After`",
     ),
     Limit(
         "prompt tokens of those who wait (`--max-num-queued-tokens`)",
-        f"{door.QUEUE_PER_SLOT} for each slot of the K/V region", "429 (`overloaded`), `Retry-After`",
+        f"{door.QUEUE_PER_SLOT} for each slot of the K/V region, and {_n(door.LEAST_QUEUE_TOKENS)} at least",
+        "429 (`overloaded`), `Retry-After`",
     ),
-    Limit("seconds that `Retry-After` says", _n(door.LONGEST_RETRY), "a draw from half of it up"),
+    Limit("seconds that `Retry-After` says", _n(door.LONGEST_RETRY), "a draw from half of it up; for a deadline, this"),
     Limit("time for which room is kept for who was told to come back", _seconds(door.KEEP_SECONDS),
           "anybody may have it"),
     Limit("characters of `user` and of `cache_salt`", _n(terms.MAX_NAME), "400"),

@@ -20,7 +20,7 @@ from orcaserve.core import EngineFacts, EngineStatus, IterationReport, Request
 from orcaserve.serving.observing.distribution import BETWEEN, LATENCY, TOKENS, Distribution
 from orcaserve.serving.observing.life import Life
 from orcaserve.serving.observing.served_clients import ServedClients, Tally
-from orcaserve.serving.observing.table import FAMILIES
+from orcaserve.serving.observing.table import FAMILIES, Values
 from orcaserve.version import __version__
 
 INCREMENTS, INITIATIONS = "increments", "initiations"
@@ -37,7 +37,28 @@ class Replica(Protocol):
     def status(self) -> EngineStatus: ...
 
 
-class Metrics(Collector):
+class Snapshot(Collector):
+    """Numbers that change no more, so that they can be written on any thread. values: in the order of FAMILIES."""
+
+    def __init__(self, model: str, values: Sequence[Values]) -> None:
+        self._model = model
+        self._values = values
+
+    def render(self) -> bytes:
+        """The text of GET /metrics, in the form that every Prometheus reads.
+
+        OpenMetrics is not offered: the library writes the colon in names as an underscore there (0.26).
+        """
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry)
+
+    def collect(self) -> Iterator[Metric]:
+        for family, values in zip(FAMILIES, self._values, strict=True):
+            yield from family.written(values, self._model)
+
+
+class Metrics:
     """One endpoint's numbers. Used on the event loop only.
 
     replicas: the engines; what is read of them is added up, and also shown for each.
@@ -79,8 +100,6 @@ class Metrics(Collector):
             phase: Distribution(BETWEEN) for phase in (INCREMENTS, INITIATIONS)
         }
         self.scheduler_seconds: float = 0.0
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(self)
 
     # What happens.
 
@@ -138,16 +157,13 @@ class Metrics(Collector):
 
     # What is asked.
 
+    def snapshot(self) -> Snapshot:
+        """All numbers as they are now."""
+        return Snapshot(self._model, [family.values(self) for family in FAMILIES])
+
     def render(self) -> bytes:
-        """The text of GET /metrics, in the form that every Prometheus reads.
-
-        OpenMetrics is not offered: the library writes the colon in names as an underscore there (0.26).
-        """
-        return generate_latest(self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        for family in FAMILIES:
-            yield from family.collect(self, self._model)
+        """As Snapshot.render, of now."""
+        return self.snapshot().render()
 
     @property
     def build(self) -> dict[tuple[str, ...], float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
@@ -66,7 +67,9 @@ def _model_object(service: Service) -> dict[str, Any]:
 
 
 async def metrics(app: App, exchange: Exchange) -> None:
-    await exchange.send_bytes(200, app.require_service().metrics.render(), CONTENT_TYPE_PLAIN_0_0_4.encode())
+    """Written on a thread: that takes some milliseconds, in which no stream would be."""
+    text = await asyncio.to_thread(app.require_service().metrics.snapshot().render)
+    await exchange.send_bytes(200, text, CONTENT_TYPE_PLAIN_0_0_4.encode())
 
 
 async def version(app: App, exchange: Exchange) -> None:

@@ -128,25 +128,26 @@ async def schedule(app: App, exchange: Exchange) -> None:
     if watch.n_listeners >= MAX_LISTENERS:
         message = f"at most {MAX_LISTENERS} may watch the schedule of a replica at once"
         raise InvalidRequest(None, message, code="too_many_listeners", status=503)
-    with app.not_waited_for(exchange):
-        await exchange.while_connected(_tell(exchange, watch))
-
-
-async def _tell(exchange: Exchange, watch: ScheduleWatch) -> None:
-    await exchange.start_events()
     if exchange.method == "HEAD":
+        await exchange.start_events()
         await exchange.end_events(b"")
         return
-    listener = watch.join()
+    listener = watch.join()  # before anything is waited for: whoever comes is counted, and told of the end
     try:
-        while not listener.over:
-            if events := await listener.take():
-                await exchange.send_events(events)  # waits for a client that does not read
-            if listener.behind:
-                watch.ask()
-        await exchange.end_events(b"")
+        with app.not_waited_for(exchange):
+            await exchange.while_connected(_tell(exchange, watch, listener))
     finally:
         watch.leave(listener)
+
+
+async def _tell(exchange: Exchange, watch: ScheduleWatch, listener: Listener) -> None:
+    await exchange.start_events()
+    while not listener.over:
+        if events := await listener.take():
+            await exchange.send_events(events)  # waits for a client that does not read
+        if listener.behind:
+            watch.ask()
+    await exchange.end_events(b"")
 
 
 def _of_replica(app: App, exchange: Exchange) -> ScheduleWatch:

@@ -105,10 +105,14 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a choice comes from. id: of the client's request; endpoint: the path that it was sent to."""
+    """Where a choice comes from. id: of the client's request; endpoint: the path that it was sent to.
+
+    name: whose tokens they are in the metrics; empty if its client has no name but an address.
+    """
 
     id: str
     endpoint: str
+    name: str = ""
 
 
 class Audience(Protocol):
@@ -145,7 +149,7 @@ class Choice:
         self._service = service
         self._audience = audience
         self.life = Life(arrival, time.monotonic())
-        self._tally = service.metrics.clients.of(request.terms.client)
+        self._tally = service.metrics.clients.of(origin.name)
         request.arrival = arrival  # what deadlines count from, wherever the request goes
         stream = service.client.submit(request)
         service.metrics.requests_started += 1

@@ -21,6 +21,7 @@ HEADERS = {
     "the shorter one holds.",
 }
 _MILLISECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,6})?")
+_COUNT = re.compile(r"[0-9]+")  # of however many digits
 RETRY_COUNT = "x-stainless-retry-count"  # OpenAI's clients say with it how often they have sent this request before
 _UNIX_SOCKET = "unix"  # whoever is behind it: one client
 
@@ -37,7 +38,7 @@ class Caller:
 
 def caller_of(exchange: Exchange) -> Caller:
     times = exchange.header(RETRY_COUNT.encode())
-    comes_back = int(times) > 0 if times is not None and times.isascii() and times.isdigit() else None
+    comes_back = times.strip("0") != "" if times is not None and _COUNT.fullmatch(times) else None
     return Caller(_address(exchange) if exchange.key is None else exchange.key.name, comes_back)
 
 
@@ -67,6 +68,11 @@ def read_terms(exchange: Exchange, body: Mapping[str, Any]) -> Terms:
         first_token=_seconds(exchange, FIRST_TOKEN),
         between_tokens=_seconds(exchange, BETWEEN_TOKENS),
     )
+
+
+def name_of(exchange: Exchange, terms: Terms) -> str:
+    """What metrics may call a client: its key's name, or what it says itself. Addresses are not kept: empty."""
+    return "" if exchange.key is None and terms.client == _address(exchange) else terms.client
 
 
 def _address(exchange: Exchange) -> str:

@@ -19,6 +19,8 @@ import pytest
 from frozen_thread import FrozenThread, thread_of
 from server_process import Serve, workers
 
+from orcaserve.process import allow_many_files
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 FLAGS = ("--port", "0", "-t", "1", "--n-slots", "8192")
 LONG = {"prompt": "ab", "max_tokens": 4000, "temperature": 0, "ignore_eos": True, "stream": True}
@@ -47,6 +49,23 @@ async def ask(base: str, body: dict[str, Any], again: int = 0, **headers: str) -
     top, _, rest = answer.partition(b"\r\n\r\n")
     retry = re.search(rb"retry-after: (\S+)", top)
     return int(top.split()[1]), None if retry is None else float(retry[1]), json.loads(rest)
+
+
+def test_a_load_test_of_a_thousand_at_the_defaults(served_model: Path) -> None:
+    """All at once and never again, as load tools do; the server's first limit of open files is the usual one."""
+    allow_many_files()
+    serve = Serve(str(served_model), *FLAGS, inside=("prlimit", "--nofile=1024:4096"))
+    body = {"model": serve.model, "prompt": "ab" * 500, "max_tokens": 1, "temperature": 0}
+
+    async def all_at_once() -> list[tuple[int, float | None, Any]]:
+        return await asyncio.gather(*(ask(serve.base, body) for _ in range(1000)))
+
+    try:
+        told = asyncio.run(all_at_once())
+        assert Counter(status for status, _, _ in told) == {200: 1000}
+        assert all(answer["usage"]["completion_tokens"] == 1 for _, _, answer in told)
+    finally:
+        assert serve.stop() == 0
 
 
 def test_hundreds_at_once(shared: Serve) -> None:

@@ -39,18 +39,20 @@ def test_arguments_are_settings_of_the_deployment_or_flags_of_serve() -> None:
         {"max_replicas": "many"},
         {"no_such": 1},
         {"dtype": "float3"},
+        {"log-format": "json"},
     ]
     # In a process of its own: what Ray warns of when it is imported is not our business.
     ended = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(cases)], capture_output=True, text=True, timeout=120
     )
     assert ended.returncode == 0, ended.stderr
-    bare, full, tokens, port, many, unknown, dtype = json.loads(ended.stdout)
+    bare, full, tokens, port, many, unknown, dtype, form = json.loads(ended.stdout)
     assert bare == [[], 1, 1, 4, {"tokens_per_replica": 0}, 1]
     words = ["--model=m.gguf", "--pipeline-parallel-size=2", "--n-slots=512"]
     assert full == [words, 8, 1, 3, {"tokens_per_replica": 0}, 8]
     assert tokens[4] == {"tokens_per_replica": 100}
     assert port == "port: is Ray Serve's business, or needs a machine of its own: see `serve run --help`"
+    assert form == port.replace("port", "log-format"), "the log is Ray's"
     assert many == "max_replicas: 'many' is not a number"
     assert unknown == "build_app: unrecognized arguments: --no-such=1"
     assert dtype.startswith("build_app: argument --dtype: invalid choice: 'float3'")

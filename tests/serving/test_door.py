@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orcaserve.core import EngineStatus, Request, SamplingParams, Terms
-from orcaserve.serving.door import Bounds, Door, Overloaded
+from orcaserve.core import EngineFacts, EngineStatus, Request, SamplingParams, Terms
+from orcaserve.serving.door import LONGEST_RETRY, Bounds, Door, Overloaded
 from orcaserve.serving.forecast import openings
 from orcaserve.serving.pace import OutputLengths, Pace
 from orcaserve.serving.terms import Caller
@@ -95,6 +95,25 @@ def test_the_bounds() -> None:
     street.run(0.1)
     assert len(street.left) == 4 and len(street.waiting) == 8
     assert street.come() is not None
+
+
+def test_a_load_test_of_a_thousand_passes_the_usual_bounds() -> None:
+    """They come at once, with prompts of 1,024 tokens, to a small server, and do not come again."""
+    facts = EngineFacts("tiny", 10, 2048, 8192, max_bs=8, n_workers=1)
+    bounds = Bounds.usual(facts, 1)
+    door = Door(8, facts.n_slots, bounds, Pace(1, 1))
+    street = Street()
+    for _ in range(1000):
+        request = street.request(n_input=1024)
+        with door.knock(NEW):
+            door.check([request], 0.0, NEW)
+        door.enter(request)
+    with pytest.raises(Overloaded):
+        for _ in range(1000):
+            door.check([request], 0.0, NEW)
+            door.enter(street.request(n_input=1))
+    large = Bounds.usual(EngineFacts("big", 10, 2048, 2**20, max_bs=512, n_workers=2), 2)
+    assert (large.n_requests, large.n_tokens) == (4 * 512 * 2 * 2, 4 * 2**20 * 2)
 
 
 def test_prompt_tokens_are_bounded_too() -> None:
@@ -185,7 +204,11 @@ def test_deadlines_that_cannot_be_made() -> None:
     for name, terms in (("x-slo-ttft-ms", {"first_token": 5.0}), ("timeout", {"timeout": 25.0})):
         refusal = deadline(street, **terms)
         assert refusal is not None and refusal.code == "deadline_unreachable" and refusal.field == name
-        assert refusal.retry_after >= 1
+        assert 1 <= refusal.retry_after <= LONGEST_RETRY
+    endless = street.request(n_output=10**6, terms=Terms(timeout=5.0))
+    with pytest.raises(Overloaded) as told:
+        street.door.check([endless], 0.0, ANYBODY)
+    assert told.value.retry_after == LONGEST_RETRY
     assert deadline(street, timeout=120.0) is None
     assert (refusal := deadline(street, between_tokens=0.01)) is not None and refusal.field == "x-slo-tpot-ms"
     assert deadline(street, between_tokens=1.0) is None

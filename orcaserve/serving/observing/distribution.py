@@ -21,6 +21,12 @@ class Distribution:
         self._counts[bisect_left(self._bounds, value)] += 1
         self.sum += value
 
+    def copy(self) -> Distribution:
+        """One that stays as this one is now."""
+        same = Distribution(self._bounds)
+        same._counts, same.sum = self._counts.copy(), self.sum
+        return same
+
     @property
     def buckets(self) -> list[tuple[str, float]]:
         """As Prometheus has them: for each bound, how many values are not above it."""

@@ -34,9 +34,14 @@ class Family:
     read: Callable[[Metrics], Value | Values]
     labels: tuple[str, ...] = ()
 
-    def collect(self, metrics: Metrics, model: str) -> Iterator[Metric]:
+    def values(self, metrics: Metrics) -> Values:
+        """As they are now, by the values of the labels."""
         found = self.read(metrics)
-        values: Values = found if isinstance(found, Mapping) else {(): found}
+        if not isinstance(found, Mapping):
+            found = {(): found}
+        return {key: value.copy() if isinstance(value, Distribution) else value for key, value in found.items()}
+
+    def written(self, values: Values, model: str) -> Iterator[Metric]:
         for name in self.names:
             family = _CLASSES[self.kind](name, self.text, labels=[MODEL, *self.labels])
             for labels, value in values.items():

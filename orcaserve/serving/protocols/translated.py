@@ -71,7 +71,6 @@ def complete(
         exchange.id,
     )
     inner.arrival, inner.cancellation, inner.account = exchange.arrival, exchange.cancellation, exchange.account
-    inner.arrival, inner.cancellation = exchange.arrival, exchange.cancellation
     inner.key, inner.count_failure = exchange.key, exchange.count_failure
     answer = completions(inner, service, body)
     exchange.name_ignored([*(ignored or ()), *inner.ignored])

@@ -132,6 +132,8 @@ def test_probes_and_scrapes_are_told_at_debug_only(asked: Any, lines: Kept) -> N
 def test_nobody_asked(other_server: Any, lines: Kept) -> None:
     server = other_server()
     server.complete(max_tokens=1)
+    server.wait_until(lambda: server.app.n_live == 0)
+    server.on_loop(lambda: None)  # it has been told of by now
     assert not lines.records
     logging.getLogger("orcaserve.requests").setLevel(logging.DEBUG)
     server.complete(max_tokens=1)

@@ -202,7 +202,7 @@ def test_metrics(server: Any) -> None:
     for idle in ("vllm:num_requests_running", "orcaserve_requests_running", "vllm:num_requests_waiting"):
         assert after[f"{idle}{label}"] == 0
     assert after[f"vllm:kv_cache_usage_perc{label}"] == 0
-    assert grown['orcaserve_client_tokens_total{client="127.0.0.1",kind="generation",model_name="tiny"}'] == 5
+    assert grown['orcaserve_client_tokens_total{client="none",kind="generation",model_name="tiny"}'] == 5
     assert grown[f"vllm:request_queue_time_seconds_count{label}"] == 1
     prometheus = (
         "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,*/*;q=0.1"

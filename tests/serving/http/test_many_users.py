@@ -107,6 +107,29 @@ def test_a_unix_socket_is_one_client(server: Any) -> None:
     assert read_terms(Exchange(scope, None, None, "x"), {}).client == "unix"  # type: ignore[arg-type]
 
 
+def test_metrics_keep_no_address(other_server: Any) -> None:
+    """Those who have no name are counted together; who says a name has one."""
+    server = other_server()
+    assert server.post("/v1/completions", GOOD).status_code == 200
+    assert server.post("/v1/completions", {**GOOD, "user": "ann"}).status_code == 200
+    assert server.engine.seen[-2].terms.client == "127.0.0.1", "fairness still tells them apart"
+    counted = [line for line in server.http.get("/metrics").text.splitlines() if "client_tokens_total{" in line]
+    assert any('client="ann",kind="generation"' in line and line.endswith(" 4.0") for line in counted)
+    assert any('client="none"' in line for line in counted) and not any("127.0.0.1" in line for line in counted)
+
+
+def test_who_says_that_he_comes_back(server: Any) -> None:
+    """The number may be as long as a header may be: it is no reason to fail."""
+    from orcaserve.serving.http import Exchange
+    from orcaserve.serving.terms import caller_of
+
+    for value, comes_back in (("0", False), ("00", False), ("2", True), ("9" * 5000, True), ("-1", None), ("", None)):
+        headers = [(b"x-stainless-retry-count", value.encode())]
+        scope = {"method": "POST", "path": "/", "headers": headers, "client": None}
+        assert caller_of(Exchange(scope, None, None, "x")).comes_back is comes_back, value  # type: ignore[arg-type]
+    assert server.post("/v1/completions", GOOD, **{"x-stainless-retry-count": "9" * 5000}).status_code == 200
+
+
 def fill(server: Any, pool: ThreadPoolExecutor, n: int) -> list[Any]:
     """So many requests that stay until the engine goes on."""
     server.engine.pause = True

@@ -116,6 +116,28 @@ def test_too_many(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "at most 1 may watch" in refused.json()["error"]["message"]
 
 
+def test_who_comes_is_known_before_the_answer_begins(server: Any) -> None:
+    """Else the end would not reach him, and too many who come at once would all be let in."""
+    watch, sent = server.service.schedules[0], list[dict[str, Any]]()
+
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        assert watch.n_listeners == 1
+        if not sent:
+            watch.end()  # as the server begins to stop
+        sent.append(message)
+
+    async def play() -> None:
+        scope = {"type": "http", "method": "GET", "path": "/v1/schedule", "headers": [], "query_string": b""}
+        await asyncio.wait_for(server.app(scope, receive, send), 10)
+
+    asyncio.run_coroutine_threadsafe(play(), server.loop).result(20)
+    assert watch.n_listeners == 0 and sent[-1]["more_body"] is False
+
+
 @pytest.mark.parametrize("number", ["1", "-1", "x", "00000000000", "1e0", "٣"])
 def test_a_replica_that_is_not_there(server: Any, number: str) -> None:
     answer = server.http.get("/v1/schedule", params={"replica": number})

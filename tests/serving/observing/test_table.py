@@ -93,9 +93,23 @@ def test_it_can_be_read() -> None:
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float:
-    samples = [s for family in metrics.collect() for s in family.samples if s.name == name]
+    samples = [s for family in metrics.snapshot().collect() for s in family.samples if s.name == name]
     [found] = [s.value for s in samples if labels.items() <= s.labels.items()]
     return float(found)
+
+
+def test_what_was_read_changes_no_more() -> None:
+    """It is written on another thread, while the numbers go on."""
+    metrics = made()
+    metrics.queue.observe(0.1)
+    snapshot = metrics.snapshot()
+    before = snapshot.render()
+    metrics.queue.observe(0.2)
+    metrics.finished["stop"] += 1
+    metrics.finished["abort"] += 1
+    metrics.iteration_seconds["increments"].observe(1.0)
+    metrics.clients.of("another").output += 5
+    assert snapshot.render() == before != metrics.render()
 
 
 def test_the_parts_of_a_choice() -> None:
