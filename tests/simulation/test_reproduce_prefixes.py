@@ -96,7 +96,7 @@ def _any_terms(rng: random.Random) -> Terms:
         weight=rng.choice([1.0, 2.5]),
         priority=rng.choice([0, 0, 0, -1]),
         background=rng.random() < 0.5,
-        timeout=rng.choice([None, None, 0.02, 30.0]),
+        timeout=rng.choice([None, 0.03, 0.05, 30.0]),
         first_token=rng.choice([None, None, 0.01, 30.0]),
     )
 
