@@ -183,13 +183,12 @@ class Scheduler:
                 self._n_waiting_tokens -= request.n_input
                 if not self._has_begun(request):
                     self._beginnings[request.id] = Began(now - request.arrival, min(entry.position, request.n_input))
+            request.state = _RUNNING
         batch = Batch(
             self._n_batches, entries, tuple(self._drops), tuple(self._kept), self._ledger.take_evicted()
         )  # fmt: skip
         self._drops.clear()
         self._kept.clear()
-        for request in selection.requests:
-            request.state = _RUNNING
         self._in_flight.append((batch, selection.requests))
         return batch
 
@@ -216,7 +215,7 @@ class Scheduler:
                 news.append(self._end(request, FinishReason.CANCELLED))
             elif self._overdue and request.id in self._overdue:
                 news.append(self._end(request, FinishReason.ERROR, error=TIMED_OUT))
-            elif request.id in failures:
+            elif failures and request.id in failures:
                 news.append(self._end(request, FinishReason.ERROR, error=failures[request.id]))
             elif not entry.n_to_come:
                 request.output.append(token)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import islice
 
 from orcaserve.core import Batch, Request, RequestState
 from orcaserve.scheduler.iteration_bound import IterationBound
@@ -26,9 +24,9 @@ class Lane:
         self.waiting = order
         self.admitted: OrderedDict[int, Request] = OrderedDict()
 
-    def ready(self) -> Iterator[Request]:
-        """Of the admitted, those who are not in a batch in flight."""
-        return (request for request in self.admitted.values() if request.state is not _RUNNING)
+    def ready(self) -> list[Request]:
+        """Of the admitted (no more than the batches in flight have places), those who are in none of these."""
+        return [request for request in self.admitted.values() if request.state is not _RUNNING]
 
     def admit(self, request: Request) -> None:
         self.waiting.admit(request)
@@ -124,7 +122,7 @@ class ManyUsers(EvenBatches):
 
     def _go_on(self, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
         """Those in front who have been admitted: all increments, and of initiations what the bound leaves."""
-        chosen = list(islice(self._front.ready(), max_bs))
+        chosen = self._front.ready()[:max_bs]
         if self._bound is None:
             selection.requests = chosen
             return
@@ -158,7 +156,7 @@ class ManyUsers(EvenBatches):
         """Those in the background who have been admitted, with what is left. If they are alone, as if in front."""
         batch, bound = selection.requests, self._bound
         alone = not batch
-        chosen = list(islice(self._back.ready(), max(max_bs - len(batch), 0)))
+        chosen = self._back.ready()[: max(max_bs - len(batch), 0)]
         if bound is None:
             batch += chosen
             return
