@@ -93,7 +93,9 @@ def main() -> int:
     parser.add_argument("--input", type=int, nargs=2, default=[32, 128])
     parser.add_argument("--output", type=int, nargs=2, default=[16, 64])
     parser.add_argument("--seconds", type=float, default=40.0)
-    parser.add_argument("--flags", default="--max-num-seqs 32 --max-num-queued-reqs 2000 --max-num-queued-tokens 1000000")
+    parser.add_argument(
+        "--flags", default="--max-num-seqs 32 --max-num-queued-reqs 2000 --max-num-queued-tokens 1000000"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", metavar="FILE")
     report.add_line_argument(parser)

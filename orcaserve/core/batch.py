@@ -42,7 +42,7 @@ class Prefix:
     n_copied: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kept:
     """Pages of a request that are full once the iteration has run: they become blocks, which others may share.
 
@@ -114,7 +114,7 @@ class Increment(BatchEntry):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One iteration's work, in arrival order. Never empty.
+    """One iteration's work, in the order in which the policy chose it. Never empty.
 
     drops: requests whose K/V is to be released BEFORE the entries are run: freed memory precedes its new owner.
     evicted: blocks that go then too, after the drops. kept: pages that become blocks; entries that follow that of their

@@ -22,15 +22,21 @@ _WHY = {
 
 
 def describe_live(
-    pool: RequestPool, ledger: SlotLedger, selection: Selection, in_flight: Sequence[Batch], max_bs: int, now: float
+    pool: RequestPool,
+    ledger: SlotLedger,
+    selection: Selection,
+    turn: Request | None,
+    in_flight: Sequence[Batch],
+    max_bs: int,
+    now: float,
 ) -> LiveRequests:
-    """selection: of the batch that was handed out last. now: on the clock of arrivals.
+    """selection: of the batch that was handed out last. turn: who is admitted next. now: on the clock of arrivals.
 
     Of more than MOST_DESCRIBED those that hold slots are told, and then the earliest of all others.
     """
     phases = {entry.request_id: entry.phase for batch in in_flight for entry in batch.entries}
     why = _why(selection, ledger, max_bs)
-    told, n_before = [], 0  # n_before: of those who have not begun
+    told, n_before = [], 0  # n_before: of those who wait
     for request in _chosen(pool, ledger):
         holds = request.id in ledger
         if (phase := phases.get(request.id)) is not None:
@@ -41,7 +47,7 @@ def describe_live(
         elif holds:
             state, reason = LiveState.PAUSED, why
         else:
-            state, reason = LiveState.WAITING, _waits(why, n_before, request)
+            state, reason = LiveState.WAITING, _waits(why, n_before, request, turn)
             n_before += 1
         told.append(
             LiveRequest(
@@ -78,8 +84,10 @@ def _why(selection: Selection, ledger: SlotLedger, max_bs: int) -> str:
     return f"the batch was closed: {selection.stop.name.lower().replace('_', ' ')}"
 
 
-def _waits(why: str, n_before: int, request: Request) -> str:
-    again = "it lost its slots to an earlier one and starts anew; " if request.n_iterations else ""
-    if not n_before:
+def _waits(why: str, n_before: int, request: Request, turn: Request | None) -> str:
+    again = "it lost its slots to another one and starts anew; " if request.n_iterations else ""
+    if request is turn:
         return again + why.replace("the next one needs", "it needs")
-    return f"{again}{n_before:,} {'request' if n_before == 1 else 'requests'} before it; {why}"
+    if not n_before:  # of another priority, client or kind
+        return f"{again}another one comes first; {why}"
+    return f"{again}{n_before:,} {'request' if n_before == 1 else 'requests'} came before it; {why}"

@@ -65,6 +65,9 @@ class FirstCome(Order):
         priority = request.terms.priority
         level = self._levels.get(priority)
         if level is None:
+            if len(self._levels) > 4 * self._n + 64:  # mostly of those who have left
+                self._levels = {number: each for number, each in self._levels.items() if each}
+                self._priorities = sorted(self._levels)
             level = self._levels[priority] = OrderedDict()
             heappush(self._priorities, priority)
         level[request.id] = request

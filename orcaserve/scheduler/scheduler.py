@@ -172,7 +172,8 @@ class Scheduler:
             self._untold += selection.preempted
             return None
         if self._untold:
-            selection.preempted, self._untold = [*self._untold, *selection.preempted], []
+            live = [request for request in self._untold if request.state is not RequestState.FINISHED]
+            selection.preempted, self._untold = [*live, *selection.preempted], []
         self.selection = selection
         self._n_batches += 1
         entries = tuple(map(self._entry, selection.requests))
@@ -181,14 +182,13 @@ class Scheduler:
                 self._n_cached += entry.position
                 self._n_waiting_tokens -= request.n_input
                 if not self._has_begun(request):
-                    self._beginnings[request.id] = Began(now - request.arrival, entry.position)
+                    self._beginnings[request.id] = Began(now - request.arrival, min(entry.position, request.n_input))
+            request.state = _RUNNING
         batch = Batch(
             self._n_batches, entries, tuple(self._drops), tuple(self._kept), self._ledger.take_evicted()
         )  # fmt: skip
         self._drops.clear()
         self._kept.clear()
-        for request in selection.requests:
-            request.state = _RUNNING
         self._in_flight.append((batch, selection.requests))
         return batch
 
@@ -202,6 +202,9 @@ class Scheduler:
         self._ledger.fill(batch.entries)
         self._policy.returned(batch, result.seconds)
         failures, news = result.failures, []
+        for request_id in failures:
+            if request_id in self._ledger:
+                self._ledger.withdraw(request_id)
         any_told = result.logprobs or self._logprobs.waits
         told = self._logprobs.take_in(batch, result.logprobs) if any_told else None
         for request, entry, token in zip(requests, batch.entries, result.tokens, strict=True):
@@ -212,8 +215,7 @@ class Scheduler:
                 news.append(self._end(request, FinishReason.CANCELLED))
             elif self._overdue and request.id in self._overdue:
                 news.append(self._end(request, FinishReason.ERROR, error=TIMED_OUT))
-            elif request.id in failures:
-                self._ledger.withdraw(request.id)
+            elif failures and request.id in failures:
                 news.append(self._end(request, FinishReason.ERROR, error=failures[request.id]))
             elif not entry.n_to_come:
                 request.output.append(token)
@@ -291,7 +293,8 @@ class Scheduler:
     def describe(self, now: float) -> LiveRequests:
         """All live requests, and why each waits. Between `next_batch` and `complete`, for else nobody is in a batch."""
         in_flight = [batch for batch, _ in self._in_flight]
-        return describe_live(self._pool, self._ledger, self.selection, in_flight, self.max_bs, now)
+        turn = self._policy.turn(self._pool)
+        return describe_live(self._pool, self._ledger, self.selection, turn, in_flight, self.max_bs, now)
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two verbs. Walks the pool: for tests, and for when it is idle."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from orcaserve.core import BatchEntry, Kept, Prefix, Request
 from orcaserve.scheduler.prefix_cache import Block, PrefixCache
@@ -159,6 +159,11 @@ class SlotLedger:
         reserved for: the tokens that others have computed."""
         return self._used[request_id]
 
+    def used_by_all(self, requests: Iterable[Request]) -> int:
+        """The sum of `used_by`."""
+        used = self._used
+        return sum([used[request.id] for request in requests])
+
     def reserved_by(self, request_id: int) -> int:
         """Slots set aside for the request."""
         return self._reserved[request_id]
@@ -177,14 +182,21 @@ class SlotLedger:
         del self._used[request_id], self._shared[request_id]
         self._closed.discard(request_id)
 
-    def held_alone(self, request_ids: Iterable[int]) -> int:
+    def held_alone(self, request_ids: Collection[int]) -> int:
         """Slots that nobody would have reserved any more if all these were released."""
-        n, users = 0, Counter[Block]()
-        for request_id in request_ids:
-            path = self._paths.get(request_id, ())
-            n += self._reserved[request_id] - len(path) * self.page_size
-            users.update(path)
+        users = self._users(request_ids)
+        n = sum([self._reserved[each] - len(self._paths.get(each, ())) * self.page_size for each in request_ids])
         return n + self.page_size * sum([block.n_users == mine for block, mine in users.items()])
+
+    def lacking_without(self, request: Request, n: int, request_ids: Collection[int]) -> int:
+        """As `lacking`, if all these were released first. What the request would share with none but them makes no
+        room for it: it has to be reserved anew."""
+        free = self.n_slots - self.n_reserved + self.held_alone(request_ids)
+        growth = self.growth(request, n)
+        if self._prefixes:
+            users = self._users(request_ids)
+            growth += self.page_size * sum([block.n_users == users[block] > 0 for block in self._found[request.id]])
+        return max(growth - free, 0)
 
     def withdraw(self, request_id: int) -> None:
         """The request has failed: nobody is to find what it has made, which may not be what it should."""
@@ -247,6 +259,10 @@ class SlotLedger:
         self._used[request_id] += n
         assert self._used[request_id] <= self._reserved[request_id], "a request outgrew its reservation"
         self.n_used += self._own_used(request_id) - own
+
+    def _users(self, request_ids: Iterable[int]) -> Counter[Block]:
+        """Blocks that these requests use, and how many of them use each."""
+        return Counter(block for each in request_ids for block in self._paths.get(each, ()))
 
     def _own_used(self, request_id: int) -> int:
         """Its tokens that lie in pages of its own."""

@@ -209,5 +209,8 @@ class TokenFair(Order):
 
     def _list(self, priority: int) -> None:
         if priority not in self._listed:
+            if len(self._listed) > 4 * len(self._levels) + 64:  # mostly of those who have left
+                self._listed, self._priorities = set(self._levels), sorted(self._levels)
+                return
             self._listed.add(priority)
             heappush(self._priorities, priority)

@@ -15,7 +15,7 @@ class RecordedTexts:
     """A page that was a block of the log's, or was equal to one, has that block's tokens; any other page has tokens of
     its own. So requests find in each other the pages that they found then.
 
-    takers: requests that have taken something.
+    takers: requests that have taken something before they had output: after that, everybody may.
     """
 
     def __init__(self, events: Sequence[Event], page_size: int) -> None:
@@ -24,6 +24,7 @@ class RecordedTexts:
         self._same: dict[int, int] = {}  # block -> one that holds the same
         self._n_blocks: dict[int, int] = {}  # request -> pages of its table that are blocks by now
         self._first_tokens: dict[object, int] = {}  # of a block, or of a page that is none
+        self._have_output: set[int] = set()
         self.takers: set[int] = set()
         for event in events:
             if isinstance(event, HandedOut):
@@ -47,10 +48,12 @@ class RecordedTexts:
         for request_id in event.preempted:  # it starts anew
             self._n_blocks.pop(request_id, None)
         for taken in event.taken:
-            self.takers.add(taken.id)
+            if taken.id not in self._have_output:
+                self.takers.add(taken.id)
             for page, block in enumerate(taken.blocks):
                 self._is(taken.id, page, block)
             self._n_blocks[taken.id] = len(taken.blocks)
+        self._have_output |= {piece.id for piece in event.initiations if not piece.n_to_come}
         for filled in event.filled:
             first = self._n_blocks.get(filled.id, 0)
             for i in range(filled.n):

@@ -80,8 +80,10 @@ def reproduce(log: Log) -> Reproduction:
                 tokens = [
                     _token(requests[entry.request_id], ends.get(entry.request_id), texts) for entry in batch.entries
                 ]
-                overdue = [end.id for end in ended if end.why is FinishReason.ERROR]
-                failures = dict.fromkeys([*failing, *overdue], "failed")
+                for end in ended:  # what it has computed is good, and stays for others
+                    if end.why is FinishReason.ERROR and end.id not in failing:
+                        scheduler.cancel(end.id)
+                failures = dict.fromkeys(failing, "failed")
                 scheduler.complete(IterationResult(number - first + 1, tokens, failures, took))
             case Over():
                 break

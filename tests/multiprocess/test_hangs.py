@@ -30,7 +30,9 @@ pytestmark = [
 TIMEOUT = 3.0
 LATEST = 60.0  # on a machine whose cores are all busy; what it took is printed
 FLOATS = ("--quantization", "none", "--dtype", "float32", "--kv-cache-dtype", "float32")
-FLAGS = ("--n-slots", "12288", "--device-timeout", f"{TIMEOUT:g}", "--engine-timeout", "60", *FLOATS)
+# One prompt is computed again and again.
+ALONE = ("--no-enable-prefix-caching", "--max-num-batched-tokens", "0")
+FLAGS = ("--n-slots", "12288", "--device-timeout", f"{TIMEOUT:g}", "--engine-timeout", "60", *FLOATS, *ALONE)
 LONG = {"prompt": "word " * 4000, "max_tokens": 1, "temperature": 0}
 BODY = {"prompt": "The sea is " * 300, "max_tokens": 12, "temperature": 0}
 

@@ -189,8 +189,8 @@ def test_why_a_request_waits(server: Serve) -> None:
     assert states[3:] == ["waiting"] * 3
     assert [row["why_waiting"] for row in rows[3:]] == [
         "the batch is full (max_bs 3)",
-        "1 request before it; the batch is full (max_bs 3)",
-        "2 requests before it; the batch is full (max_bs 3)",
+        "1 request came before it; the batch is full (max_bs 3)",
+        "2 requests came before it; the batch is full (max_bs 3)",
     ]
     for row in rows:
         assert row["id"].startswith("cmpl-") and row["replica"] == 0 and row["choice"] == 0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orcaserve.core import IterationResult, LiveRequest, LiveState
+from orcaserve.core import IterationResult, LiveRequest, LiveState, Request, SamplingParams, Terms
 from orcaserve.core.watching import MOST_DESCRIBED
 from orcaserve.scheduler import Scheduler
 from orcaserve.scheduler.policies import IterationLevelFCFS, PolicySettings, Selection, make_policy
@@ -29,7 +29,7 @@ def test_one_in_its_initiation_one_in_its_increment_and_those_that_wait(new_requ
     assert one == LiveRequest(1, LiveState.INITIATION, 9.0, 10, 0, 15, 0)
     assert two == LiveRequest(2, LiveState.INITIATION, 8.0, 10, 0, 15, 0)
     assert three == LiveRequest(3, LiveState.WAITING, 7.0, 10, 0, why_waiting="the batch is full (max_bs 2)")
-    assert four.why_waiting == "1 request before it; the batch is full (max_bs 2)"
+    assert four.why_waiting == "1 request came before it; the batch is full (max_bs 2)"
     scheduler.complete(IterationResult(1, [7, 7]))
     scheduler.next_batch()
     assert told(scheduler)[0] == LiveRequest(1, LiveState.INCREMENT, 0.0, 10, 1, 15, 10)
@@ -44,8 +44,24 @@ def test_slots_that_lack(new_request: Any) -> None:
     assert [each.why_waiting for each in told(scheduler)] == [
         "",
         "it needs 1,040 slots and 512 are free",
-        "1 request before it; the next one needs 1,040 slots and 512 are free",
-        "2 requests before it; the next one needs 1,040 slots and 512 are free",
+        "1 request came before it; the next one needs 1,040 slots and 512 are free",
+        "2 requests came before it; the next one needs 1,040 slots and 512 are free",
+    ]
+
+
+def test_whose_turn_it_is_is_not_always_who_came_first() -> None:
+    scheduler = Scheduler(64, 1, 1, 1, make_policy("iteration-level", PolicySettings(1, 64, fairness="tokens")))
+    terms = [Terms(), Terms(background=True), Terms(priority=1), Terms(), Terms(client="new")]
+    for i, own in enumerate(terms):
+        scheduler.add(Request(i, [5, 6], SamplingParams(max_tokens=4), terms=own), 0.0)
+    scheduler.next_batch()
+    full = "the batch is full (max_bs 1)"
+    assert [each.why_waiting for each in told(scheduler)] == [
+        "",
+        f"another one comes first; {full}",
+        f"1 request came before it; {full}",
+        f"2 requests came before it; {full}",
+        full,
     ]
 
 
@@ -96,7 +112,7 @@ def test_one_that_was_preempted_says_so(new_request: Any) -> None:
         if "starts anew" in (why := told(scheduler)[1].why_waiting):
             break
         scheduler.complete(IterationResult(number, [7] * len(batch.entries)))
-    assert why.startswith("it lost its slots to an earlier one and starts anew; ")
+    assert why.startswith("it lost its slots to another one and starts anew; ")
     assert told(scheduler)[1].state is LiveState.WAITING
 
 

@@ -20,6 +20,7 @@ from orcaserve.core import (
     SamplingParams,
 )
 from orcaserve.scheduler import IterationLevelFCFS, RequestPool, Scheduler, SlotLedger
+from orcaserve.scheduler.prefix_cache import PrefixCache
 
 TOKEN = 7
 
@@ -261,6 +262,31 @@ class TestEnds:
         news = scheduler.complete(back(batch, failures={1: "too late to matter"}))
         assert news == [Progress(1, None, FinishReason.CANCELLED), Progress(2, TOKEN)]
         assert scheduler.status().n_reserved == 6
+
+    @pytest.mark.parametrize("leaves", [True, False])
+    def test_what_one_that_failed_has_computed_is_shared_with_nobody(self, leaves: bool) -> None:
+        """Also if its client has left meanwhile, and it ends as cancelled."""
+        scheduler = Scheduler(100, 2, 1, 4, prefixes=PrefixCache(4))
+        scheduler.add(Request(1, range(9), SamplingParams(max_tokens=5)), 0.0)
+        batch = scheduler.next_batch()
+        assert batch is not None and batch.kept[0].n == 2
+        if leaves:
+            scheduler.cancel(1)
+        scheduler.complete(back(batch, failures={1: "its logits are not finite"}))
+        assert scheduler.status().n_kept == 0
+        scheduler.add(Request(2, range(9), SamplingParams(max_tokens=5)), 0.0)
+        batch = scheduler.next_batch()
+        assert batch is not None and batch.entries[0].position == 0 and sorted(batch.evicted) == [1, 2]
+        scheduler.check_invariants()
+
+    def test_no_more_of_a_prompt_is_told_as_cached_than_it_has(self) -> None:
+        """Of one that goes on after another engine, its output so far may be there too."""
+        scheduler = Scheduler(100, 2, 1, 4, prefixes=PrefixCache(4))
+        for i in (1, 2):
+            scheduler.add(Request(i, range(6), SamplingParams(max_tokens=9), output=[7] * 6), 0.0)
+        one, two = run(scheduler)
+        assert one.began is not None and one.began.n_cached == 0
+        assert two.began is not None and two.began.n_cached == 6
 
     def test_cancel_of_what_is_not_live_is_nothing(self, new_request: Any) -> None:
         scheduler = Scheduler(n_slots=100, max_bs=2)

@@ -6,33 +6,41 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orcaserve.core import Batch, ConfigError, IterationResult, Request, SamplingParams
+from orcaserve.core import USUAL, Batch, ConfigError, FinishReason, IterationResult, Request, SamplingParams, Terms
 from orcaserve.schedule_log.explain import tell
-from orcaserve.schedule_log.format import HandedOut, Log, Settings
+from orcaserve.schedule_log.format import HandedOut, Log, Returned, Settings
 from orcaserve.schedule_log.reader import read_log
 from orcaserve.schedule_log.recorder import ScheduleRecorder
 from orcaserve.schedule_log.rotating_file import RotatingFile
 from orcaserve.scheduler import Scheduler
-from orcaserve.scheduler.policies import EvenBatches
+from orcaserve.scheduler.policies import EvenBatches, SchedulingPolicy, make_policy
 from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.simulation.logged import read_recorded
-from orcaserve.simulation.reproduce import reproduce
+from orcaserve.simulation.reproduce import policy_settings, reproduce
 
 STOP = 0
 
 
-def record(path: Path, seed: int, n_slots: int, n_workers: int, page: int = 4, part_bytes: int = 2**22) -> Log:
-    """A random run: conversations, equal prompts together, cancels, failures, few slots."""
+def record(
+    path: Path, seed: int, n_slots: int, n_workers: int, page: int = 4, part_bytes: int = 2**22, users: bool = False
+) -> Log:
+    """A random run: conversations, equal prompts together, cancels, failures, few slots. users: also pieces, clients,
+    background, salts and deadlines."""
     rng = random.Random(seed)
     limit = rng.choice([None, 30])
     settings = Settings(
         "iteration-level", 4, n_slots, page, n_workers, 256, model="tiny", prefix_caching=True, shareable=limit
     )
-    scheduler = Scheduler(n_slots, 4, n_workers, page, EvenBatches(n_workers), PrefixCache(page, limit))
+    policy: SchedulingPolicy = EvenBatches(n_workers)
+    if users:
+        settings = replace(settings, fairness="tokens", batched_tokens=9)
+        policy = make_policy("iteration-level", policy_settings(settings))
+    scheduler = Scheduler(n_slots, 4, n_workers, page, policy, PrefixCache(page, limit))
     now = 0.0
     recorder = ScheduleRecorder(settings, RotatingFile(path, 9), part_bytes, lambda: now)
     recorder.begin()
@@ -51,7 +59,8 @@ def record(path: Path, seed: int, n_slots: int, n_workers: int, page: int = 4, p
             text += [rng.randint(1, 3) for _ in range(rng.randint(1, 6))]
             scored = 0 if rng.random() < 0.1 else None
             params = SamplingParams(max_tokens=rng.randint(1, 14), prompt_logprobs=scored)
-            request = Request(len(requests), text, params, frozenset({STOP}))
+            terms = _any_terms(rng) if users else USUAL
+            request = Request(len(requests), text, params, frozenset({STOP}), terms=terms)
             requests.append(request)
             scheduler.add(request, now)
             recorder.arrived(request, now)
@@ -69,12 +78,52 @@ def record(path: Path, seed: int, n_slots: int, n_workers: int, page: int = 4, p
             news = scheduler.complete(result)
             recorder.returned(result, news, now)
             n_live -= sum(each.finish_reason is not None for each in news)
+        elif late := scheduler.expire(now):
+            recorder.expired(late, now)
+            n_live -= len(late)
         elif (handed := scheduler.next_batch(now)) is not None:
             recorder.handed_out(handed, scheduler.selection, scheduler.n_reserved, scheduler.n_used, now)
             in_flight.append(handed)
         recorder.turn_over(now)
+        scheduler.check_invariants()
     recorder.ended(scheduler.abort(None), now)
     return read_log(path)
+
+
+def _any_terms(rng: random.Random) -> Terms:
+    return Terms(
+        client=rng.choice(["", "one", "two"]),
+        weight=rng.choice([1.0, 2.5]),
+        priority=rng.choice([0, 0, 0, -1]),
+        background=rng.random() < 0.5,
+        timeout=rng.choice([None, 0.03, 0.05, 30.0]),
+        first_token=rng.choice([None, None, 0.01, 30.0]),
+    )
+
+
+@pytest.mark.parametrize("n_slots", [64, 100, 200])
+@pytest.mark.parametrize("n_workers", [1, 2, 3])
+def test_with_many_users_too(tmp_path: Path, n_slots: int, n_workers: int) -> None:
+    """Also of who ran past its timeout, and gave pages to others before. How batches are divided among several workers
+    depends on what those who wait would share, of which the log knows only if they came to share it: then it is only
+    checked that nothing breaks."""
+    n_taken = n_preempted = n_overdue = 0
+    for seed in range(8):
+        log = record(tmp_path / f"{seed}.log", seed, n_slots, n_workers, users=True)
+        handed = [event for event in log.events if isinstance(event, HandedOut)]
+        found = reproduce(log)
+        assert len(handed) > 60
+        if n_workers == 1:
+            assert (found.n_same, found.difference) == (len(handed), None), f"seed {seed}"
+        n_taken += sum(len(event.taken) for event in handed)
+        n_preempted += sum(len(event.preempted) for event in handed)
+        n_overdue += sum(
+            end.why is FinishReason.ERROR and end.id not in event.failing
+            for event in log.events
+            if isinstance(event, Returned)
+            for end in event.ends
+        )
+    assert n_taken > 50 and n_overdue > 0 and (n_preempted > 0 or n_slots > 64)
 
 
 @pytest.mark.parametrize("n_slots", [64, 200, 1000])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
 
-from orcaserve.core import Batch, Request
+from orcaserve.core import Batch, Request, RequestState
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
 
@@ -79,6 +79,10 @@ class SchedulingPolicy(ABC):
     def seconds_to_begin(self, request: Request) -> float:
         """What the initiation of a request that waits would take, as far as the policy can tell; 0: it cannot."""
         return 0.0
+
+    def turn(self, pool: RequestPool) -> Request | None:
+        """Who is admitted next; None if nobody waits."""
+        return next((request for request in pool if request.state is RequestState.INITIATION), None)
 
     def released(self) -> Sequence[Request]:
         """After a batch has returned, if news is held back: whose time has come. All of them have ended."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
-from itertools import islice
 
 from orcaserve.core import Batch, Request, RequestState
 from orcaserve.scheduler.iteration_bound import IterationBound
@@ -26,9 +24,9 @@ class Lane:
         self.waiting = order
         self.admitted: OrderedDict[int, Request] = OrderedDict()
 
-    def ready(self) -> Iterator[Request]:
-        """Of the admitted, those who are not in a batch in flight."""
-        return (request for request in self.admitted.values() if request.state is not _RUNNING)
+    def ready(self) -> list[Request]:
+        """Of the admitted (no more than the batches in flight have places), those who are in none of these."""
+        return [request for request in self.admitted.values() if request.state is not _RUNNING]
 
     def admit(self, request: Request) -> None:
         self.waiting.admit(request)
@@ -69,6 +67,7 @@ class ManyUsers(EvenBatches):
         self._front, self._back = Lane(foreground), Lane(background)
         self._bound, self._cost = bound, cost
         self._learns = bound is not None and bound.is_timed
+        self._makes_room = False  # the background is to give way as soon as those of it who are in flight return
         self._pieces: dict[int, int] = {}  # of the requests chosen last: input tokens of an initiation
 
     def added(self, request: Request) -> None:
@@ -93,9 +92,10 @@ class ManyUsers(EvenBatches):
         max_bs = self._share(pool, ledger, max_bs)
         selection = Selection([])
         self._pieces.clear()
+        self._makes_room = False
         self._go_on(ledger, max_bs, selection)
         self._begin(self._front, ledger, max_bs, selection)
-        if self._back.admitted:
+        if self._back.admitted and not self._makes_room:
             self._fill_up(ledger, max_bs, selection)
         if selection.stop is Stop.NOBODY_WAITS and not selection.preempted:
             self._begin(self._back, ledger, max_bs, selection)
@@ -103,6 +103,9 @@ class ManyUsers(EvenBatches):
 
     def piece(self, request: Request, n_left: int) -> int:
         return self._pieces.get(request.id, n_left)
+
+    def turn(self, pool: RequestPool) -> Request | None:
+        return self._front.waiting.first() or self._back.waiting.first()
 
     def check(self, pool: RequestPool) -> None:
         """Everybody is where it belongs. (What is promised of their order is not to be seen in the pool.)"""
@@ -119,12 +122,12 @@ class ManyUsers(EvenBatches):
 
     def _go_on(self, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
         """Those in front who have been admitted: all increments, and of initiations what the bound leaves."""
-        chosen = list(islice(self._front.ready(), max_bs))
+        chosen = self._front.ready()[:max_bs]
         if self._bound is None:
             selection.requests = chosen
             return
         increments = [request for request in chosen if request.state is _INCREMENT]
-        context = sum(ledger.used_by(request.id) for request in increments) if self._bound.is_timed else 0
+        context = ledger.used_by_all(increments) if self._bound.is_timed else 0
         self._bound.open(len(increments), context)
         if len(increments) < len(chosen):
             chosen = [each for each in chosen if each.state is _INCREMENT or self._feed(each, ledger)]
@@ -153,13 +156,13 @@ class ManyUsers(EvenBatches):
         """Those in the background who have been admitted, with what is left. If they are alone, as if in front."""
         batch, bound = selection.requests, self._bound
         alone = not batch
-        chosen = list(islice(self._back.ready(), max(max_bs - len(batch), 0)))
+        chosen = self._back.ready()[: max(max_bs - len(batch), 0)]
         if bound is None:
             batch += chosen
             return
         increments = [request for request in chosen if request.state is _INCREMENT]
         if alone:
-            context = sum(ledger.used_by(request.id) for request in increments) if bound.is_timed else 0
+            context = ledger.used_by_all(increments) if bound.is_timed else 0
             bound.open(len(increments), context)
         batch += [
             each
@@ -184,21 +187,23 @@ class ManyUsers(EvenBatches):
 
     def _give_way(self, request: Request, ledger: SlotLedger, selection: Selection) -> bool:
         """Take slots from the background, the latest admitted first, if they make room for the request. False if they
-        do not, or not yet: some are in flight."""
-        if not self._back.admitted:
+        do not, or not yet: some are in flight. Then nobody loses any, and the rest waits for those to return."""
+        n, behind = self.reservation(request), self._back.admitted
+        if not behind or ledger.lacking_without(request, n, behind):
             return False
-        n = self.reservation(request)
-        if ledger.lacking(request, n) > self._held_behind(ledger):
+        ready = {each.id: each for each in self._back.ready()}
+        if len(ready) < len(behind) and ledger.lacking_without(request, n, ready):
+            self._makes_room = True
             return False
         taken = list(selection.preempted)
-        for latest in reversed(list(self._back.ready())):
-            if ledger.fits(request, n):
-                break
+        for latest in reversed(ready.values()):
             ledger.release(latest.id)
             self._back.preempt(latest)
             taken.append(latest)
+            if ledger.fits(request, n):
+                break
         selection.preempted = taken
-        return ledger.fits(request, n)
+        return True
 
     def _held_behind(self, ledger: SlotLedger) -> int:
         """Slots that nobody but the background holds."""

@@ -25,6 +25,7 @@ from orcaserve.core import (
 from orcaserve.scheduler import Scheduler
 from orcaserve.scheduler.iteration_bound import LEAST
 from orcaserve.scheduler.policies import EvenBatches, PolicySettings, SchedulingPolicy, Stop, make_policy
+from orcaserve.scheduler.prefix_cache import PrefixCache
 
 PAGE = 4
 LONGEST = 400
@@ -393,6 +394,47 @@ class TestBackground:
         batch = run.next_batch()
         assert batch is not None and [(e.request_id, e.position) for e in batch.entries] == [(0, 4), (1, 4)]
         run.complete()
+        run.drain()
+
+    def test_nobody_loses_slots_for_one_that_shares_what_they_hold(self) -> None:
+        """Blocks that only the background uses make no room for who would use them too."""
+        scheduler = Scheduler(10 * PAGE, 4, 1, PAGE, many_users(), PrefixCache(PAGE))
+        shared = list(range(100, 100 + 4 * PAGE))
+
+        def add(number: int, prompt: Sequence[int], n_output: int, terms: Terms = USUAL) -> Request:
+            request = Request(number, prompt, SamplingParams(max_tokens=n_output), terms=terms)
+            scheduler.add(request, float(number))
+            return request
+
+        def turn() -> list[int]:
+            batch = scheduler.next_batch()
+            assert batch is not None
+            scheduler.complete(IterationResult(batch.iteration, [7] * len(batch.entries)))
+            scheduler.check_invariants()
+            return [entry.request_id for entry in batch.entries]
+
+        add(0, range(PAGE), 3 * PAGE)  # 4 pages, in front
+        behind = add(1, [*shared, 1], 2 * PAGE - 1, BEHIND)  # 6 pages
+        assert turn() == [0, 1]
+        front = add(2, [*shared, 2], 4 * PAGE - 1)  # 8 pages, of which 4 would be shared: 10 with those of 0 and not 12
+        assert turn() == [0, 1]
+        assert scheduler.selection.stop is Stop.SLOTS_LACK and scheduler.status().n_preempted == 0
+        while front.state is RequestState.INITIATION:
+            turn()
+        assert scheduler.status().n_preempted == 0 and behind.state is RequestState.FINISHED
+
+    def test_nobody_loses_slots_before_all_whose_slots_it_takes_are_back(self) -> None:
+        run = Run(many_users(2), n_pages=8, n_workers=2)
+        for _ in range(2):
+            run.add(Size(4, 12, terms=BEHIND))  # 4 pages each
+        run.fill()
+        run.complete()
+        run.add(Size(20, 12))  # all slots there are
+        assert run.next_batch() is None and run.scheduler.status().n_preempted == 0
+        run.complete()
+        batch = run.next_batch()
+        assert batch is not None and [entry.request_id for entry in batch.entries] == [2]
+        assert [r.id for r in run.scheduler.selection.preempted] == [1, 0]
         run.drain()
 
     @pytest.mark.parametrize("n_workers", [2, 3])

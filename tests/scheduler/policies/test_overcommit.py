@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from policy_driver import PAGE, Drive, drive
 
-from orcaserve.core import Batch, Phase
+from orcaserve.core import Batch, IterationResult, Phase, Request, SamplingParams
+from orcaserve.scheduler import Scheduler
+from orcaserve.scheduler.policies import PolicySettings, make_policy
 
 
 def ids(batch: Batch | None) -> list[int]:
@@ -68,6 +70,21 @@ def test_one_that_runs_is_not_preempted_but_waited_for() -> None:
     d.complete()
     assert ids(d.next_batch()) == [0]
     assert d.batches[-1].drops == (1,)
+
+
+def test_one_that_leaves_before_anybody_is_told_that_it_was_preempted() -> None:
+    """The log would name one that is not there any more."""
+    scheduler = Scheduler(3 * PAGE, 1, 2, PAGE, make_policy("overcommit", PolicySettings(2, 64)))
+    for i in range(2):
+        scheduler.add(Request(i, [1] * PAGE, SamplingParams(max_tokens=4)), 0.0)
+    assert [ids(scheduler.next_batch()), ids(scheduler.next_batch())] == [[0], [1]]
+    scheduler.complete(IterationResult(1, [7]))
+    assert ids(scheduler.next_batch()) == [0], "it has the last page now"
+    scheduler.complete(IterationResult(2, [7]))
+    assert scheduler.next_batch() is None and scheduler.status().n_preempted == 1, "1 has lost its own"
+    assert len(scheduler.cancel(1)) == 1
+    scheduler.complete(IterationResult(3, [7]))
+    assert ids(scheduler.next_batch()) == [0] and list(scheduler.selection.preempted) == []
 
 
 def test_what_a_preempted_one_would_have_made_anew_is_not_counted_if_it_is_cancelled() -> None:
