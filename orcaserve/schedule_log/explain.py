@@ -253,9 +253,9 @@ def _begin(story: Story) -> Iterator[tuple[str, str]]:
     beside = [_count(len(first.batch.ids) - len(others) - 1, "increment")]
     if others:
         beside.append(f"the initiation of {_requests(others)}")
-    text = f"iteration {first.batch.number}, {first.own.n_tokens:,} tokens, beside {' and '.join(beside)}"
-    if first.own.n_cached:
-        text += f"; {first.own.n_cached:,} tokens before them were there already"
+    cached = f" ({first.own.n_cached:,} more were there already)" if first.own.n_cached else ""
+    tokens = _count(first.own.n_tokens, "token") + cached
+    text = f"iteration {first.batch.number}, {tokens}, beside {' and '.join(beside)}"
     if first.own.n_to_come:
         text += f"; {first.own.n_to_come:,} more tokens came in later iterations"
     if first.ended is not None:

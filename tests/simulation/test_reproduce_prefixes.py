@@ -151,7 +151,7 @@ def test_what_was_shared_is_told(tmp_path: Path) -> None:
         key=lambda piece: piece.n_cached,
     )
     assert piece.n_cached > 8
-    assert f"{piece.n_cached} tokens before them were there already" in tell(log, piece.id)
+    assert f"{piece.n_cached} more were there already" in tell(log, piece.id)
 
 
 def test_without_its_beginning_it_is_not_compared(tmp_path: Path) -> None:

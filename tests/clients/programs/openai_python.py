@@ -81,7 +81,10 @@ def completion_stream() -> None:
     chunks = list(client.completions.create(**fields, stream=True, stream_options={"include_usage": True}))
     same("".join(c.text for chunk in chunks for c in chunk.choices), whole.choices[0].text)
     same(chunks[-1].choices, [])
-    same(chunks[-1].usage, whole.usage)
+    usage = chunks[-1].usage
+    assert usage is not None and whole.usage is not None and usage.prompt_tokens_details is not None
+    usage.prompt_tokens_details = whole.usage.prompt_tokens_details  # what the first one left, the second one finds
+    same(usage, whole.usage)
     assert all(chunk.usage is None for chunk in chunks[:-1])
 
 
