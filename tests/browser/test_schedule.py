@@ -194,15 +194,15 @@ def test_pointing_and_clicking(view: Page) -> None:
     assert box is not None
     x = 76 + 8 * 1.5  # the second iteration
     rows = box["height"] - 2 - 6 * 18
-    view.mouse.move(box["x"] + x, box["y"] + rows + 18 * 2.5)
+    canvas.hover(position={"x": x, "y": rows + 18 * 2.5})  # where it is then: what is above it may still grow
     tip = view.locator("#tip")
     expect(tip).to_contain_text("request 3: waits")
     expect(tip).to_contain_text("iteration 2: 2 requests, 2 tokens, 1.90 ms on the device")
     expect(tip).to_contain_text("nobody else is in it: slots were lacking (4 for the next one)")
-    view.mouse.move(box["x"] + 76 + 8 * 3.5, box["y"] + rows + 18 * 2.5)
+    there: Any = {"x": 76 + 8 * 3.5, "y": rows + 18 * 2.5}
+    canvas.hover(position=there)
     expect(tip).to_contain_text("request 3: a piece of its initiation, 12 tokens, 8 to come")
-    view.mouse.down()
-    view.mouse.up()
+    canvas.click(position=there)
     life = view.locator("#life")
     expect(view.get_by_role("heading", name="Request 3")).to_be_visible()
     for words in (
