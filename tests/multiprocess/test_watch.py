@@ -208,17 +208,17 @@ def waits_there(rows: list[dict[str, Any]], n: int) -> bool:
 
 
 def test_a_request_that_lacks_slots(served_model: Path) -> None:
-    serve = Serve(str(served_model), "--port", "0", "--n-slots", "1024", "-t", "1", "--max-model-len", "1024")
+    serve = Serve(str(served_model), "--port", "0", "--n-slots", "4096", "-t", "1", "--max-model-len", "4096")
     try:
         with ThreadPoolExecutor(2) as pool:
-            answers = [pool.submit(serve.complete, "x" * 10, max_tokens=790) for _ in range(2)]
+            answers = [pool.submit(serve.complete, "x" * 10, max_tokens=3190) for _ in range(2)]
             while not waits_there(rows := serve.http.get("/v1/requests").json()["data"], 2):
                 assert not all(answer.done() for answer in answers)
                 time.sleep(0.005)
             for answer in answers:
                 answer.result()
-        assert rows[1]["why_waiting"] == "it needs 800 slots and 224 are free"
-        assert (rows[0]["slots_reserved"], rows[1]["slots_reserved"]) == (800, 0)
+        assert rows[1]["why_waiting"] == "it needs 3,200 slots and 896 are free"
+        assert (rows[0]["slots_reserved"], rows[1]["slots_reserved"]) == (3200, 0)
         assert serve.stop() == 0
     finally:
         serve.process.kill()
