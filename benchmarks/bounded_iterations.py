@@ -27,7 +27,8 @@ from orcaserve.evaluation.load.prompts import TokenIds
 from orcaserve.evaluation.load.server import Address, Server
 
 GOAL_RATIO, GOAL_THROUGHPUT = 4.0, 0.95
-PLAIN = "--no-enable-prefix-caching --max-num-batched-tokens none --fairness none"
+PLAIN = "--no-enable-prefix-caching --max-num-batched-tokens 0 --fairness none"
+BOUNDED = ["--max-num-batched-tokens 256", "--max-num-batched-tokens 128", "--target-itl 80ms"]
 WARM_SECONDS = 3.0
 
 
@@ -145,7 +146,7 @@ def cells(seen: Sequence[Seen]) -> list[float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", default=PLAIN, help="flags of plain Algorithm 1")
-    parser.add_argument("--bounded", nargs="+", default=["--no-enable-prefix-caching"], help="flags, for each server")
+    parser.add_argument("--bounded", nargs="+", default=BOUNDED, help="flags, for each server")
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--stream-prompt", type=int, default=32)
     parser.add_argument("--stream-tokens", type=int, default=1500)
