@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,17 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _loggers_as_they_were() -> Iterator[None]:
+    """A verb that was run in this process has its notes printed to where standard error was; later tests read theirs."""
+    loggers = [logging.getLogger(), logging.getLogger("orcaserve")]
+    before = [(list(logger.handlers), logger.level) for logger in loggers]
+    yield
+    for logger, (handlers, level) in zip(loggers, before, strict=True):
+        logger.handlers[:] = [handler for handler in logger.handlers if handler in handlers]
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
