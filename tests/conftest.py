@@ -34,12 +34,12 @@ def _state_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def _loggers_as_they_were() -> Iterator[None]:
-    """A verb that was run in this process has its notes printed to where standard error was; later tests read theirs."""
+    """What one test has logged, and where to, is not written in the next ones."""
     loggers = [logging.getLogger(), logging.getLogger("orcaserve")]
     before = [(list(logger.handlers), logger.level) for logger in loggers]
     yield
     for logger, (handlers, level) in zip(loggers, before, strict=True):
-        logger.handlers[:] = [handler for handler in logger.handlers if handler in handlers]
+        logger.handlers[:] = handlers
         logger.setLevel(level)
 
 

@@ -35,8 +35,10 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
 
 
 @pytest.fixture
-def kept_root() -> Iterator[None]:
-    """Warnings go their usual way again afterwards."""
+def own_root() -> Iterator[None]:
+    """Nobody else listens (a library, or a verb run by an earlier test, may have); warnings go their usual way again."""
+    for logger in (logging.getLogger(), logging.getLogger("orcaserve")):
+        logger.handlers.clear()
     yield
     logging.captureWarnings(False)
 
@@ -88,7 +90,7 @@ def test_fields_of_a_record() -> None:
 
 
 @pytest.mark.parametrize("form", logs.FORMATS)
-def test_a_child_is_told_how_to_log(form: str, kept_root: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_is_told_how_to_log(form: str, own_root: None, monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.StringIO()
     monkeypatch.setattr(sys, "stderr", written)
     logs.set_up("warning", form, "engine")
