@@ -10,12 +10,14 @@ from enum import IntEnum
 import numpy as np
 
 from orcaserve.checkpoint.dequantise import block_numbers
+from orcaserve.checkpoint.four_bits import KINDS as INT4_KINDS
+from orcaserve.checkpoint.four_bits import four_bits
 from orcaserve.model.parameter import Bytes, Floats, Parameter
 from orcaserve.model.weights import PartWeights, Weights
 from orcaserve.native import _kernels
 from orcaserve.native.cutting import can_cut, cut_inputs
 from orcaserve.native.packing import Format, PackedMatrix, pack, pack_int4_blocks, pack_int8_groups
-from orcaserve.native.precision import INT4_KINDS, Precision
+from orcaserve.native.precision import Precision
 
 
 class RowFormat(IntEnum):
@@ -72,7 +74,7 @@ class NativeBuilder:
         if format is Format.INT4 and not can_cut(format, n_in, inputs):
             format = Format.INT8
         if format is Format.INT4 and kinds <= INT4_KINDS:
-            blocks = [(part.kind, part.stored()) for part in parts]
+            blocks = [four_bits(part.name, part.kind, part.stored()) for part in parts]
             return pack_int4_blocks(blocks, interleaved=gated, biases=biases, team=self._team)
         if format is Format.INT8 and len(inputs) < n_in and can_cut(format, n_in, inputs):
             return self._pack_int8_shard(parts[0], biases)
@@ -94,6 +96,9 @@ class NativeBuilder:
     def table(self, rows: Parameter) -> Table:
         if rows.kind in RowFormat.__members__:
             table = RowFormat[rows.kind], rows.stored()
+        elif self._precision.quantization == "int4" and rows.kind in INT4_KINDS:
+            kind, blocks = four_bits(rows.name, rows.kind, rows.stored())
+            table = RowFormat[kind], blocks
         else:
             table = RowFormat.F32, rows.floats().view(np.uint8)
         self.tables[rows.name] = table
