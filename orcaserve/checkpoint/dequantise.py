@@ -19,7 +19,8 @@ from orcaserve.core.errors import CheckpointError, UnsupportedModel
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
-_LIBRARY_BLOCK = 256  # of the kinds that the library turns, or a divisor of it
+_LIBRARY_BLOCK = 256  # of the kinds that the library turns, but for
+_LIBRARY_BLOCKS = {"IQ4_NL": 32, "MXFP4": 32}
 CHUNK_BYTES = 1 << 18  # of stored data turned at a time: its temporaries stay in the cache, and out of the peak memory
 
 
@@ -42,7 +43,7 @@ def dequantise(kind: str, stored: Bytes, out: Floats) -> None:
 
 def block_numbers(kind: str) -> int:
     """How many neighbours of a row are stored together; 1 for plain kinds."""
-    return 1 if kind in _PLAIN else BLOCK_NUMBERS.get(kind, _LIBRARY_BLOCK)
+    return 1 if kind in _PLAIN else (BLOCK_NUMBERS | _LIBRARY_BLOCKS).get(kind, _LIBRARY_BLOCK)
 
 
 def columns(kind: str, stored: Bytes, inputs: Sequence[int]) -> Floats:

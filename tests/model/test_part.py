@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from quantised_folders import awq, compressed
 
 from orcaserve.core.errors import ConfigError, UnsupportedModel
 from orcaserve.model.kv_manager import KVManager
@@ -24,6 +25,11 @@ from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.model import NativeModel
 from orcaserve.native.precision import choose_precision
 
+QUANTISED: dict[str, Any] = {
+    "awq": lambda source, root: awq(source, root, 32),
+    "w4a16": lambda source, root: compressed(source, root, 4, 64, symmetric=False),
+    "w8a8": lambda source, root: compressed(source, root, 8, "channel", packed=False),
+}
 BATCHES: list[list[tuple[int, list[int]]]] = [
     [(0, list(range(1, 40))), (1, [7, 8, 9])],
     [(0, [5]), (1, [6, 7]), (2, [100, 101, 102])],
@@ -185,6 +191,28 @@ def test_shards_of_integers(quantization: str, llama: Path) -> None:
     for batch, expected, rough in zip(BATCHES, exact, whole(llama, quantization), strict=True):
         error = np.sqrt(np.square(parts.step(batch) - expected).mean())
         assert error < 2 * np.sqrt(np.square(rough - expected).mean()) + 1e-3
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_shards_of_quantised_folders(form: str, tiny_llama: Any, tmp_path: Path) -> None:
+    """In floats they are the model with the plain weights; in integers, the shards of the same model's integers."""
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tiny_llama(num_hidden_layers=1, **sizes).save_pretrained(tmp_path / "source")
+    made = QUANTISED[form](tmp_path / "source", tmp_path)
+    parts, expected = Partitioned(made.folder, (), 2), whole(made.plain)[0]
+    assert np.allclose(parts.step(BATCHES[0]), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    four_bits = Partitioned(made.folder, (), 2, "int4").step(BATCHES[0])
+    rough = whole(made.folder, "int4")[0]
+    assert np.abs(four_bits - rough).max() < 0.3 * rough.std()
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_blocks_of_quantised_folders_are_not_cut_through(form: str, tiny_llama: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 160, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tiny_llama(num_hidden_layers=1, **sizes).save_pretrained(tmp_path / "source")
+    made = QUANTISED[form](tmp_path / "source", tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"down_proj.*blocks hold 32.*--tensor-parallel-size"):
+        Partitioned(made.folder, (), 2)
 
 
 @pytest.mark.parametrize("n_shards", [2, 3])
