@@ -186,7 +186,7 @@ def nibbles_of(words: NDArray[Any], order: Sequence[int] = range(PER_WORD)) -> B
 def halves_of(nibbles: Bytes) -> Bytes:
     """4-bit numbers [outputs, n_in] -> [outputs, blocks, 16], a block's first 16 in the low halves."""
     blocks = nibbles.reshape(len(nibbles), -1, BLOCK)
-    halves: Bytes = blocks[:, :, : BLOCK // 2] | blocks[:, :, BLOCK // 2 :] << 4
+    halves: Bytes = blocks[:, :, : BLOCK // 2] | blocks[:, :, BLOCK // 2 :] << np.uint8(4)
     return halves
 
 
