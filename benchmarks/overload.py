@@ -6,20 +6,23 @@ Capacity: as many clients as the server takes (places + queue), each of which se
 over. Overload: requests come at ten times the rate that was carried then, on as many connections as are asked for;
 who is refused does not come back. Then a burst: every connection sends one request at the same moment, and whoever is
 refused comes back when Retry-After says, until taken. What it said is right if the request was taken no more than
-30 % (and the second to which it is rounded) later. The clients run on the same machine, below the server's priority.
+30 % (and the second to which it is rounded) later. The clients run on the same machine, below the server's priority;
+what each process has of the cores is told.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 
-from crowd import NAME, Connection, Reply, be_nice, body_of, children, closed_loop, resident
+import uvloop
+from crowd import NAME, Connection, Reply, be_nice, body_of, children, closed_loop, cpu_seconds, resident
 from report import Line, add_line_argument, heading, table, write, write_lines
 from server import serving
 from throughputs import form_flags
@@ -27,6 +30,7 @@ from throughputs import form_flags
 TIMES = 10
 GOALS = {"p99": 1.3, "goodput": 0.95, "refusal_ms": 50.0, "memory": 1.05, "retry": 0.9}
 TOLERANCE = 1.3
+RAMP = 2.0  # s after which a load is full
 PROMPT, MOST = 32, 32
 
 
@@ -57,27 +61,91 @@ class Memory:
         return max(mean(c[2 * third :]) / mean(c[third : 2 * third]) for c in columns)
 
 
-async def overload(base: str, rate: float, n: int, seconds: float, rng: random.Random) -> list[Reply]:
-    """Requests at this rate, each on a connection that is free."""
-    free: asyncio.Queue[Connection] = asyncio.Queue()
+@dataclass(frozen=True)
+class Spent:
+    """CPU seconds, a second, of endpoint, engine and clients over a span."""
+
+    pids: Sequence[int]
+    began: float = field(default_factory=time.perf_counter)
+    before: Sequence[float] = ()
+
+    @classmethod
+    def since_now(cls, endpoint: int) -> Spent:
+        pids = [endpoint, *children(endpoint), os.getpid()]
+        return cls(pids, before=[cpu_seconds(pid) for pid in pids])
+
+    @property
+    def rates(self) -> list[str]:
+        took = time.perf_counter() - self.began
+        endpoint, *engine, client = [
+            (cpu_seconds(pid) - before) / took for pid, before in zip(self.pids, self.before, strict=True)
+        ]
+        return [f"{rate:.3f}" for rate in (endpoint, sum(engine), client)]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Replies, the span in which the load was full (it does not begin nor end so), and the CPU time of that span."""
+
+    replies: Sequence[Reply]
+    begin: float
+    end: float
+    shares: Sequence[str]
+
+    def of(self, status: int) -> list[Reply]:
+        return [r for r in self.replies if r.status == status]
+
+    def rate(self, status: int) -> float:
+        return len(self._within(status)) / (self.end - self.begin)
+
+    @property
+    def tokens(self) -> float:
+        """A second."""
+        return sum(r.n_tokens for r in self._within(200)) / (self.end - self.begin)
+
+    def _within(self, status: int) -> list[Reply]:
+        return [r for r in self.of(status) if self.begin <= r.ended <= self.end]
+
+
+async def at_capacity(base: str, endpoint: int, n: int, seconds: float, rng: random.Random) -> Phase:
+    begin = time.perf_counter()
+    running = asyncio.create_task(closed_loop(base, n, seconds, rng, PROMPT, MOST))
+    await asyncio.sleep(RAMP)
+    spent = Spent.since_now(endpoint)
+    await asyncio.sleep(seconds - RAMP)
+    shares = spent.rates
+    return Phase(await running, begin + RAMP, begin + seconds, shares)
+
+
+async def overload(base: str, endpoint: int, rate: float, n: int, seconds: float, rng: random.Random) -> Phase:
+    """Requests at this rate, each on a connection that is free. They are made before the first is sent."""
     connections = [Connection(base) for _ in range(n)]
+    requests = [connections[0].request(body_of(rng, PROMPT, MOST)) for _ in range(int(rate * seconds))]
+    free: asyncio.Queue[Connection] = asyncio.Queue()
     for connection in connections:
+        await connection.open()
         free.put_nowait(connection)
-    replies: list[Reply] = []
-
-    async def one(connection: Connection) -> None:
-        replies.append(await connection.ask(body_of(rng, PROMPT, MOST)))
-        free.put_nowait(connection)
-
-    due = start = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        while due - start < seconds:
-            due += rng.expovariate(rate)
-            await asyncio.sleep(max(0.0, due - time.perf_counter()))
-            group.create_task(one(await free.get()))
+    answers: list[asyncio.Future[Reply]] = []
+    spent = None
+    begin = due = time.perf_counter()
+    for request in requests:
+        due += rng.expovariate(rate)
+        if (wait := due - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        if spent is None and due > begin + RAMP:
+            spent = Spent.since_now(endpoint)
+        connection = await free.get()
+        await connection.open()
+        answer = connection.send(request)
+        answer.add_done_callback(lambda _, connection=connection: free.put_nowait(connection))
+        answers.append(answer)
+    end = time.perf_counter()
+    assert spent is not None, "long enough"
+    shares = spent.rates
+    replies = [await answer for answer in answers]
     for connection in connections:
         connection.close()
-    return replies
+    return Phase(replies, begin + RAMP, end, shares)
 
 
 async def burst(base: str, n: int, rng: random.Random) -> tuple[list[float], int]:
@@ -125,39 +193,36 @@ def main() -> int:
     with serving(flags) as server:
         be_nice()
         n_full, short = args.places + args.queue, max(args.seconds / 4, 10.0)
-        asyncio.run(closed_loop(server.base, n_full, min(short, 10.0), rng, PROMPT, MOST))  # warms up
-        start = time.perf_counter()
-        at_capacity = asyncio.run(closed_loop(server.base, n_full, short, rng, PROMPT, MOST))
-        took = time.perf_counter() - start
-        rate, capacity = len(at_capacity) / took, sum(r.n_tokens for r in at_capacity) / took
-        print(f"capacity: {rate:.2f} requests/s, {capacity:.0f} tokens/s", flush=True)
+        uvloop.run(closed_loop(server.base, n_full, min(short, 10.0), rng, PROMPT, MOST))  # warms up
+        full = uvloop.run(at_capacity(server.base, server.process.pid, n_full, short, rng))
+        print(f"capacity: {full.rate(200):.2f} requests/s, {full.tokens:.0f} tokens/s", flush=True)
         memory = Memory([server.process.pid, *children(server.process.pid)])
 
-        async def watched() -> list[Reply]:
+        async def watched() -> Phase:
             watching = asyncio.create_task(memory.watch(max(args.seconds / 60, 0.5)))
             try:
-                return await overload(server.base, TIMES * rate, args.connections, args.seconds, rng)
+                rate = TIMES * full.rate(200)
+                return await overload(server.base, server.process.pid, rate, args.connections, args.seconds, rng)
             finally:
                 watching.cancel()
 
-        start = time.perf_counter()
-        replies = asyncio.run(watched())
-        took = time.perf_counter() - start
+        over = uvloop.run(watched())
         time.sleep(3)  # what was promised to those who did not come back is forgotten
-        ratios, n_at_once = asyncio.run(burst(server.base, args.connections, rng))
-    taken = [r for r in replies if r.status == 200]
-    refused = [r for r in replies if r.status == 429]
-    assert len(taken) + len(refused) == len(replies), {r.status for r in replies}
-    goodput = sum(r.n_tokens for r in taken) / took / capacity
-    slower = p99([r.seconds for r in taken]) / p99([r.seconds for r in at_capacity])
+        ratios, n_at_once = uvloop.run(burst(server.base, args.connections, rng))
+    taken, refused = over.of(200), over.of(429)
+    assert len(taken) + len(refused) == len(over.replies), {r.status for r in over.replies}
+    goodput = over.tokens / full.tokens
+    longest, longest_full = p99([r.seconds for r in taken]), p99([r.seconds for r in full.replies])
+    slower = longest / longest_full
     refusal = 1000 * p99([r.seconds for r in refused])
     right = mean(ratio <= TOLERANCE for ratio in ratios) if ratios else float("nan")
     rows = [
-        ["capacity", f"{rate:.2f}", f"{capacity:.0f}", f"{p99([r.seconds for r in at_capacity]):.2f}", "", ""],
-        [f"{TIMES} x", f"{len(taken) / took:.2f}", f"{goodput * capacity:.0f}",
-         f"{p99([r.seconds for r in taken]):.2f}", f"{len(refused) / took:.1f}", f"{refusal:.1f}"],
+        ["capacity", f"{full.rate(200):.2f}", f"{full.tokens:.0f}", f"{longest_full:.2f}", "", "", *full.shares],
+        [f"{TIMES} x", f"{over.rate(200):.2f}", f"{over.tokens:.0f}", f"{longest:.2f}", f"{over.rate(429):.1f}",
+         f"{refusal:.1f}", *over.shares],
     ]  # fmt: skip
-    columns = ["", "requests/s", "tokens/s", "p99 of the taken, s", "refusals/s", "p99 of refusals, ms"]
+    columns = ["", "requests/s", "tokens/s", "p99 of the taken, s", "refusals/s", "p99 of refusals, ms",
+               "cores of the endpoint", "of the engine", "of the clients"]  # fmt: skip
     ends = [f"{sample[0]:.0f} + {sum(sample[1:]):.0f}" for sample in (memory.samples[0], memory.samples[-1])]
     said = (
         f"Endpoint and other processes, MiB, at the begin and end of the overload: {ends[0]}, {ends[1]}; last third by "
