@@ -149,8 +149,12 @@ async def closed_loop(base: str, n: int, seconds: float, rng: random.Random, pro
 
 
 def be_nice() -> None:
-    """Let the server, which was started before, have the cores first."""
+    """Have of the cores only what the server, which was started before, leaves: real clients are elsewhere. A lower
+    priority (nice) would not do: it says little where processes are in groups, as sessions are on many systems.
+    """
     os.nice(10)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def resident(pid: int) -> float:

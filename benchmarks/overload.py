@@ -1,13 +1,15 @@
 """Does a server that is asked for ten times what it can do still do what it can, as quickly, and say no at once?
 
-    python benchmarks/overload.py [--seconds 300] [--connections 512] [--places 16] [--queue 4] [--out FILE.md]
+    python benchmarks/overload.py [--seconds 300] [--rounds 5] [--connections 512] [--places 16] [--queue 4]
+                                  [--out FILE.md]
 
-Capacity: as many clients as the server takes (places + queue), each of which sends its next request when the last is
-over. Overload: requests come at ten times the rate that was carried then, on as many connections as are asked for;
-who is refused does not come back. Then a burst: every connection sends one request at the same moment, and whoever is
-refused comes back when Retry-After says, until taken. What it said is right if the request was taken no more than
-30 % (and the second to which it is rounded) later. The clients run on the same machine, below the server's priority;
-what each process has of the cores is told.
+Capacity: clients for all places and half of the queue (the other half is kept for who was refused), each of which sends
+its next request when the last is over. Overload: requests come at ten times the rate that was carried in the first
+round, on as many connections as are asked for; who is refused does not come back. Both in turn, for the machine is
+quicker at some times than at others. Then a burst: every connection sends one request at the same moment, and whoever
+is refused comes back when Retry-After says, until taken. What it said is right if the request was taken no more than
+30 % (and the second to which it is rounded) later. The clients run on the same machine, and have of its cores what the
+server leaves (SCHED_IDLE); what each process uses is told.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import asyncio
 import os
 import random
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import mean
@@ -75,12 +78,12 @@ class Spent:
         return cls(pids, before=[cpu_seconds(pid) for pid in pids])
 
     @property
-    def rates(self) -> list[str]:
+    def rates(self) -> list[float]:
         took = time.perf_counter() - self.began
         endpoint, *engine, client = [
             (cpu_seconds(pid) - before) / took for pid, before in zip(self.pids, self.before, strict=True)
         ]
-        return [f"{rate:.3f}" for rate in (endpoint, sum(engine), client)]
+        return [endpoint, sum(engine), client]
 
 
 @dataclass(frozen=True)
@@ -90,21 +93,39 @@ class Phase:
     replies: Sequence[Reply]
     begin: float
     end: float
-    shares: Sequence[str]
+    shares: Sequence[float]
 
     def of(self, status: int) -> list[Reply]:
         return [r for r in self.replies if r.status == status]
 
+    def within(self, status: int) -> list[Reply]:
+        return [r for r in self.of(status) if self.begin <= r.ended <= self.end]
+
+
+@dataclass
+class Load:
+    """The phases of one kind, together."""
+
+    phases: list[Phase] = field(default_factory=list)
+
+    def seconds(self, status: int) -> list[float]:
+        """That each answer of this status took."""
+        return [r.seconds for phase in self.phases for r in phase.of(status)]
+
     def rate(self, status: int) -> float:
-        return len(self._within(status)) / (self.end - self.begin)
+        return self._a_second([len(phase.within(status)) for phase in self.phases])
 
     @property
     def tokens(self) -> float:
         """A second."""
-        return sum(r.n_tokens for r in self._within(200)) / (self.end - self.begin)
+        return self._a_second([sum(r.n_tokens for r in phase.within(200)) for phase in self.phases])
 
-    def _within(self, status: int) -> list[Reply]:
-        return [r for r in self.of(status) if self.begin <= r.ended <= self.end]
+    @property
+    def shares(self) -> list[str]:
+        return [f"{mean(shares):.3f}" for shares in zip(*(phase.shares for phase in self.phases), strict=True)]
+
+    def _a_second(self, counts: Sequence[int]) -> float:
+        return sum(counts) / sum(phase.end - phase.begin for phase in self.phases)
 
 
 async def at_capacity(base: str, endpoint: int, n: int, seconds: float, rng: random.Random) -> Phase:
@@ -121,10 +142,9 @@ async def overload(base: str, endpoint: int, rate: float, n: int, seconds: float
     """Requests at this rate, each on a connection that is free. They are made before the first is sent."""
     connections = [Connection(base) for _ in range(n)]
     requests = [connections[0].request(body_of(rng, PROMPT, MOST)) for _ in range(int(rate * seconds))]
-    free: asyncio.Queue[Connection] = asyncio.Queue()
+    free = deque(connections)
     for connection in connections:
         await connection.open()
-        free.put_nowait(connection)
     answers: list[asyncio.Future[Reply]] = []
     spent = None
     begin = due = time.perf_counter()
@@ -134,10 +154,13 @@ async def overload(base: str, endpoint: int, rate: float, n: int, seconds: float
             await asyncio.sleep(wait)
         if spent is None and due > begin + RAMP:
             spent = Spent.since_now(endpoint)
-        connection = await free.get()
-        await connection.open()
+        if not free:
+            await asyncio.wait([answer for answer in answers if not answer.done()], return_when=asyncio.FIRST_COMPLETED)
+        connection = free.popleft()
+        if not connection.is_open:
+            await connection.open()
         answer = connection.send(request)
-        answer.add_done_callback(lambda _, connection=connection: free.put_nowait(connection))
+        answer.add_done_callback(lambda _, connection=connection: free.append(connection))
         answers.append(answer)
     end = time.perf_counter()
     assert spent is not None, "long enough"
@@ -179,7 +202,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model")
     parser.add_argument("--form", default="int8/int8", help="weights/K/V")
-    parser.add_argument("--seconds", type=float, default=300.0)
+    parser.add_argument("--seconds", type=float, default=300.0, help="of overload, in all rounds together")
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--connections", type=int, default=512)
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--queue", type=int, default=4)
@@ -192,29 +216,34 @@ def main() -> int:
     flags += ["--model", args.model] if args.model else []
     with serving(flags) as server:
         be_nice()
-        n_full, short = args.places + args.queue, max(args.seconds / 4, 10.0)
-        uvloop.run(closed_loop(server.base, n_full, min(short, 10.0), rng, PROMPT, MOST))  # warms up
-        full = uvloop.run(at_capacity(server.base, server.process.pid, n_full, short, rng))
-        print(f"capacity: {full.rate(200):.2f} requests/s, {full.tokens:.0f} tokens/s", flush=True)
-        memory = Memory([server.process.pid, *children(server.process.pid)])
+        base, pid, n_full = server.base, server.process.pid, args.places + args.queue // 2
+        each = args.seconds / args.rounds
+        short = max(each / 4, RAMP + 5.0)
+        uvloop.run(closed_loop(base, n_full, 5.0, rng, PROMPT, MOST))  # warms up
+        full, over, memory = Load(), Load(), Memory([pid, *children(pid)])
 
-        async def watched() -> Phase:
+        async def watched(rate: float) -> Phase:
             watching = asyncio.create_task(memory.watch(max(args.seconds / 60, 0.5)))
             try:
-                rate = TIMES * full.rate(200)
-                return await overload(server.base, server.process.pid, rate, args.connections, args.seconds, rng)
+                return await overload(base, pid, rate, args.connections, each, rng)
             finally:
                 watching.cancel()
 
-        over = uvloop.run(watched())
+        rate = 0.0
+        for _ in range(args.rounds):
+            full.phases.append(uvloop.run(at_capacity(base, pid, n_full, short, rng)))
+            rate = rate or TIMES * full.rate(200)
+            over.phases.append(uvloop.run(watched(rate)))
+            for load in (full, over):
+                last = Load(load.phases[-1:])
+                print(f"{last.rate(200):.2f} requests/s, {last.tokens:.0f} tokens/s", flush=True)
         time.sleep(3)  # what was promised to those who did not come back is forgotten
         ratios, n_at_once = uvloop.run(burst(server.base, args.connections, rng))
-    taken, refused = over.of(200), over.of(429)
-    assert len(taken) + len(refused) == len(over.replies), {r.status for r in over.replies}
+    statuses = {r.status for load in (full, over) for phase in load.phases for r in phase.replies}
+    assert statuses == {200, 429} and not full.seconds(429), statuses
     goodput = over.tokens / full.tokens
-    longest, longest_full = p99([r.seconds for r in taken]), p99([r.seconds for r in full.replies])
-    slower = longest / longest_full
-    refusal = 1000 * p99([r.seconds for r in refused])
+    longest, longest_full = p99(over.seconds(200)), p99(full.seconds(200))
+    slower, refusal = longest / longest_full, 1000 * p99(over.seconds(429))
     right = mean(ratio <= TOLERANCE for ratio in ratios) if ratios else float("nan")
     rows = [
         ["capacity", f"{full.rate(200):.2f}", f"{full.tokens:.0f}", f"{longest_full:.2f}", "", "", *full.shares],

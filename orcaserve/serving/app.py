@@ -197,9 +197,9 @@ class App:
         await exchange.while_connected(work())
 
     def _turn_away(self, exchange: Exchange, any_type: bool) -> None:
-        """Raises Overloaded if the door is full, or InvalidRequest for what the header says of the body: it is not read.
+        """Raises Overloaded if the door is full, or InvalidRequest for what the header says of the body.
 
-        That costs a client its connection, so a small body is read.
+        A body that was not read costs a client its connection, so small ones are.
         """
         exchange.check_head(self.config.max_body_bytes, any_type)
         if self.service is not None and not is_inside(exchange.scope):

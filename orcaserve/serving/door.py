@@ -30,7 +30,7 @@ LEAST_QUEUE_TOKENS = 2**20  # prompt tokens that may wait in any case: as many r
 FIRST_RETRY = 1.0  # s, while nothing is known of how quickly the engines work
 LONGEST_RETRY = 60.0  # s; clients do not wait for longer
 KEEP_SECONDS = 2.0  # for which room is kept for who was told to come back now
-LOOK_SECONDS = 0.25  # for which a forecast holds
+LOOK_SECONDS = 0.5  # for which a forecast holds
 MARGIN = 1.5  # what a deadline must leave, by the estimate: others come, and the machine has other work
 OVER = "too many requests wait already: come back when the header Retry-After says"
 
