@@ -80,7 +80,7 @@ class SlotLedger:
 
     def reserve(self, request: Request, n: int) -> None:
         """Set n slots aside for a request that has none. The caller has asked `fits` first."""
-        assert request.id not in self._reserved and self.fits(request, n)
+        assert request.id not in self._reserved
         n = self._reserved[request.id] = self.whole_pages(n)
         self._used[request.id] = 0
         self.n_reserved += n
@@ -88,6 +88,7 @@ class SlotLedger:
             self._paths[request.id], self._shared[request.id] = [], 0
             self._take(request.id, self._prefixes.find(request, self._found.pop(request.id, ())))
             self._evict()
+        assert self.n_reserved <= self.n_slots, "reserved more than fits"
 
     def begin(self, request: Request, batch: int) -> Prefix | None:
         """What a request that was reserved for has before its first iteration, in this batch: what `reserve` has found,
@@ -126,14 +127,16 @@ class SlotLedger:
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         """Their tokens lie in slots now. These were reserved: this is why no iteration can lack memory."""
         all_used, reserved, paths, page = self._used, self._reserved, self._paths, self.page_size
+        n_used = self.n_used
         for entry in entries:
             request_id, n = entry.request_id, len(entry.tokens)
             before = all_used[request_id]
-            used = before + n
+            used = all_used[request_id] = before + n
             assert used <= reserved[request_id], "a request outgrew its reservation"
-            all_used[request_id] = used
-            in_blocks = len(paths[request_id]) * page if paths else 0
-            self.n_used += n if before >= in_blocks else max(used - in_blocks, 0)
+            if paths and before < (in_blocks := len(paths[request_id]) * page):
+                n = max(used - in_blocks, 0)
+            n_used += n
+        self.n_used = n_used
 
     def has_room(self, request_id: int) -> bool:
         """Whether one more token of the request finds a slot that is set aside for it."""

@@ -178,7 +178,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(HttpProtocol, write_timeout=write_timeout),  # type: ignore[arg-type]
+                http=partial(HttpProtocol, write_timeout=write_timeout, turn_away=app.porter.turn_away),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -33,6 +33,7 @@ from orcaserve.serving import (
     json_body,
     messages,
     ongoing,
+    porter,
     prompts,
     query,
     schedule_watch,
@@ -94,6 +95,8 @@ LIMITS = (
     Limit("fields of a query", _n(query.MAX_QUERY_FIELDS), "400"),
     # Bodies
     Limit("body of JSON", _bytes(_SERVING.max_body_bytes), f"413, drained {_seconds(http.DRAIN_SECONDS)}, close"),
+    Limit("body of a request that is refused with 429, which is passed over so that the connection stays",
+          _bytes(porter.SMALL), "429, close"),
     Limit("time for a body", _seconds(_SERVING.body_timeout), "408, close"),
     Limit("depth of a body", _n(json_body.MAX_DEPTH), "400"),
     Limit("strings, lists and objects of a body", _n(json_body.MAX_PARTS), "400"),
