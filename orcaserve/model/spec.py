@@ -80,6 +80,7 @@ class ModelSpec:
     mlp_bias: bool = False
     attention_scale: float | None = None
     eos_ids: frozenset[int] = frozenset()
+    windows: tuple[int, ...] = ()
 
     @property
     def q_size(self) -> int:
