@@ -1,7 +1,8 @@
 """Scheduler and K/V manager side by side, with requests that share prefixes, down to what lies in every slot.
 
-What is written to a slot is the whole text up to its token. With a window, pages leave a request on the way. So whoever reads a page that was given to somebody else,
-that is not filled yet, that was written over or that belongs to another salt finds another text than its own.
+What is written to a slot is the whole text up to its token. So whoever reads a page that was given to somebody else,
+that is not filled yet, that was written over or that belongs to another salt finds another text than its own. With a
+window requests return pages on their way, and texts are longer than the region.
 """
 
 from __future__ import annotations
