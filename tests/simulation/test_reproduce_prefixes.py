@@ -59,6 +59,8 @@ def record(
                 text = [*one.input_ids, *one.output]
                 text = text[: rng.randint(0, len(text))][:40]
             text += [rng.randint(1, 3) for _ in range(rng.randint(1, 6))]
+            if window is not None:
+                text *= rng.choice([1, 6])
             scored = 0 if rng.random() < 0.1 else None
             params = SamplingParams(max_tokens=rng.randint(1, 14), prompt_logprobs=scored)
             terms = _any_terms(rng) if users else USUAL
@@ -132,13 +134,13 @@ def test_with_many_users_too(tmp_path: Path, n_slots: int, n_workers: int) -> No
 def test_with_windows_too(tmp_path: Path, users: bool) -> None:
     n_pieces = n_taken = 0
     for seed in range(8):
-        log = record(tmp_path / f"{seed}.log", seed, 24, 1, users=users, window=9)
+        log = record(tmp_path / f"{seed}.log", seed, 40, 1, users=users, window=9)
         handed = [event for event in log.events if isinstance(event, HandedOut)]
         found = reproduce(log)
         assert (found.n_same, found.difference) == (len(handed), None), f"seed {seed}"
         n_pieces += sum(piece.n_to_come > 0 for event in handed for piece in event.initiations)
         n_taken += sum(len(event.taken) for event in handed)
-    assert n_pieces > 20 and n_taken > 3
+    assert n_pieces > 20 and n_taken > 0
 
 
 @pytest.mark.parametrize("n_slots", [64, 200, 1000])
