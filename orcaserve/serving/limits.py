@@ -133,7 +133,10 @@ LIMITS = (
         "several choices",
         _n(fields.MAX_WORK), "400",
     ),
-    Limit("prompt tokens + tokens to generate, of a choice", "the context, and the K/V region", "400"),
+    Limit(
+        "prompt tokens + tokens to generate, of a choice",
+        "the context, and the K/V region unless windows release it", "400",
+    ),
     Limit("stop strings", _n(sampling.MAX_STOPS), "400"),
     Limit("characters of a stop string", _n(sampling.MAX_STOP_LENGTH), "400"),
     Limit("`logit_bias` entries", _n(sampling.MAX_LOGIT_BIAS), "400"),

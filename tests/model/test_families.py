@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from orcaserve.model.loader import ModelFiles
+
 TEXT = [int(t) for t in np.random.default_rng(0).integers(0, 131, 1100)]
 PLACES = (0, 1, 100, 1000)
 
@@ -98,11 +100,11 @@ def test_kin_of_llama(kind: str, tiny_llama: Any, run: Any, tmp_path: Path) -> N
     assert_same_logits(run, tmp_path, model)
 
 
-def test_a_sliding_window_bounds_the_context(tiny_llama: Any, run: Any, tmp_path: Path) -> None:
+def test_a_sliding_window(tiny_llama: Any, tmp_path: Path) -> None:
     model = tiny_llama("mistral", sliding_window=64)
     model.save_pretrained(tmp_path)
-    assert run(tmp_path).model.spec.context_length == 64
-    assert_same_logits(run, tmp_path, model, TEXT[:64])
+    with ModelFiles(tmp_path) as files:
+        assert files.spec.context_length == 2048 and files.spec.windows == (64, 64)
 
 
 @pytest.mark.parametrize(
