@@ -152,9 +152,9 @@ def test_coarser_forms_are_close(option: str, form: str, most: float, expected: 
         assert 0 < (got - wanted).norm() / wanted.norm() < most
 
 
-@pytest.mark.parametrize("isa", native.available_isas())
+@pytest.mark.parametrize("isa", [native.available_isas()[0], native.available_isas()[-1]])
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("option", [name for name in OPTIONS if name != "plain"])
+@pytest.mark.parametrize("option", ["sandwich", "side by side", "windows", "norms of all heads", "norms behind"])
 def test_a_request_has_the_same_bits_in_any_company(isa: str, form: str, option: str, runner: Any) -> None:
     """Whole and in pieces, alone and together, on one thread and on several."""
     native.set_isa(isa)
