@@ -142,8 +142,9 @@ class SlotLedger:
         for entry in entries:
             request_id, n = entry.request_id, len(entry.tokens)
             before = all_used[request_id]
-            used = all_used[request_id] = before + n
+            used = before + n
             assert used <= reserved[request_id], "a request outgrew its reservation"
+            all_used[request_id] = used
             if paths and before < (in_blocks := len(paths[request_id]) * page):
                 n = max(used - in_blocks, 0)
             n_used += n
