@@ -89,6 +89,7 @@ class SlotLedger:
     def reserve(self, request: Request, n: int) -> None:
         """Set slots aside for a request that has none, for n tokens. The caller has asked `fits` first."""
         assert request.id not in self._reserved
+        assert self._prefixes or self.fits(request, n)  # with prefixes the answer takes long: it is looked at below
         n = self._reserved[request.id] = self.need(request, n)
         self._used[request.id] = 0
         self.n_reserved += n
