@@ -92,6 +92,13 @@ class Transformer:
         some = states[torch.from_numpy(rows).long().to(self.device)]
         return self.weights.head(self.weights.norm(some)).float()
 
+    @torch.inference_mode()
+    def normed(self, states: Tensor, rows: Int32s) -> Tensor:
+        """Some rows of hidden states after the last layer, after the last norm, float32."""
+        assert self.weights.norm is not None
+        normed: Tensor = self.weights.norm(states[torch.from_numpy(rows).long().to(self.device)]).float()
+        return normed
+
     def _embed(self, token_ids: Tensor, layout: Layout) -> Tensor:
         assert self.weights.embedding is not None
         x = self.weights.embedding(token_ids)
