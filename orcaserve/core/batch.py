@@ -143,8 +143,8 @@ class IterationResult:
     failures: request id -> why that request alone could not go on (its token is meaningless).
     seconds: time the device spent on it.
     logprobs: request id -> what is told of its tokens, for those that asked for it and have not failed.
-    embeddings: request id -> its pooled hidden states, float32, little-endian: for those whose initiation ends here, who
-    asked for that, and have not failed.
+    embeddings: request id -> its pooled hidden states, float32, little-endian, for those that asked for them, whose
+    initiation ends here, and that have not failed.
     """
 
     iteration: int

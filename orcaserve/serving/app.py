@@ -34,7 +34,14 @@ _log = logging.getLogger(__name__)
 
 SMALL = 4096  # bytes from which a body leaves the event loop
 WAITING = b": waiting for the engine\n\n"  # a comment, which clients of event streams pass over
-PREFIXES = {"/v1/completions": "cmpl", "/v1/chat/completions": "chatcmpl"}  # of ids; "req" everywhere else
+# Of ids; "req" everywhere else.
+PREFIXES = {
+    "/v1/completions": "cmpl",
+    "/v1/chat/completions": "chatcmpl",
+    "/v1/embeddings": "embd",
+    "/v1/score": "score",
+    "/v1/rerank": "rerank",
+}
 
 
 class App:

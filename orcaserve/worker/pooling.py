@@ -15,7 +15,9 @@ from orcaserve.core import BatchEntry, Pooling
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
 
-MOST_FLOATS = 2**22  # of hidden states after the norm, in memory at a time: 16 MiB
+MOST_FLOATS = (
+    2**16
+)  # of hidden states after the norm, at a time: these and what they are made of stay in a core's cache
 
 
 class Pool:
