@@ -205,7 +205,7 @@ def test_a_server_and_openais_client(
 def test_a_cut_model_is_served_by_its_own_files(
     served_odd_model: Path, states: Any, folder: Path, tmp_path: Path, alive: Alive, within: Within
 ) -> None:
-    """What 1_Pooling says holds without a flag; what is not served is refused by name, and text is generated as ever."""
+    """What 1_Pooling says holds without a flag; what is not served is refused by name, and text comes as ever."""
     import shutil
 
     model = shutil.copytree(served_odd_model, tmp_path / "model")
