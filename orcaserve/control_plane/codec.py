@@ -271,6 +271,7 @@ def encode_facts(facts: EngineFacts) -> wire.FromEngine:
             n_workers=facts.n_workers,
             eos_ids=sorted(facts.eos_ids),
             embedding_size=facts.embedding_size,
+            window=facts.window or 0,
         )
     )
 
@@ -285,6 +286,7 @@ def decode_facts(facts: wire.Facts) -> EngineFacts:
         n_workers=facts.n_workers,
         eos_ids=frozenset(facts.eos_ids),
         embedding_size=facts.embedding_size,
+        window=facts.window or None,
     )
 
 

@@ -90,6 +90,7 @@ facts = st.builds(
     n_workers=counts,
     eos_ids=st.frozensets(token_ids, max_size=4),
     embedding_size=counts,
+    window=st.none() | st.integers(2, 2**31),
 )
 
 
