@@ -17,6 +17,7 @@ from orcaserve.core.errors import (
 )
 from orcaserve.core.grammar import Grammar, GrammarKind
 from orcaserve.core.logprobs import Logprobs, TokenLogprobs
+from orcaserve.core.pooling import Pooling
 from orcaserve.core.request import Began, FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.core.terms import USUAL, Terms
@@ -53,6 +54,7 @@ __all__ = [
     "NoRoom",
     "OrcaServeError",
     "Phase",
+    "Pooling",
     "Prefix",
     "Progress",
     "Request",

@@ -22,6 +22,8 @@ def check_request(input_ids: Sequence[int], params: SamplingParams, facts: Engin
     if not (min(input_ids) >= 0 and max(input_ids) < facts.vocab_size):
         raise InvalidRequest("prompt", f"the prompt holds a token id outside 0..{facts.vocab_size - 1}")
     params.check_vocabulary(facts.vocab_size)
+    if params.pooling is not None and not facts.embedding_size:
+        raise InvalidRequest("pooling", "this model makes no embeddings", code="embeddings_not_supported")
     if params.grammar is not None and not facts.eos_ids:
         raise InvalidRequest("grammar", "this model has no token that ends a text, so it follows no grammar")
     total = len(input_ids) + params.max_tokens

@@ -49,6 +49,7 @@ class EngineFacts:
     vocab_size: rows of the output head: valid ids are 0..vocab_size-1.
     context_length: most tokens (input + output) of one request.
     n_slots: size of the K/V region in tokens; eos_ids: ids that end a request by default.
+    embedding_size: numbers of an embedding; 0: this model makes none.
     shareable: most tokens of a text whose keys do not depend on how long it is; None: they never do. For the scheduler.
     window: so many tokens back, at most, anybody looks, and the K/V region has room for that: pages before them are
     released while a request goes on. None: they are not.
@@ -63,6 +64,7 @@ class EngineFacts:
     eos_ids: frozenset[int] = frozenset()
     shareable: int | None = None
     window: int | None = None
+    embedding_size: int = 0
 
     @property
     def longest_request(self) -> int:
@@ -96,7 +98,7 @@ class EngineStatus:
 class IterationReport:
     """All news of one turn of the loop: what travels to the endpoint as one message.
 
-    describes: some of the news has log-probabilities.
+    describes: some of the news has log-probabilities, or an embedding.
     """
 
     progress: Sequence[Progress]

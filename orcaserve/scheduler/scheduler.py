@@ -240,6 +240,10 @@ class Scheduler:
                     each.began = self._beginnings.pop(each.request_id, None)
         if told:
             describe(news, told)
+        if result.embeddings:
+            for each in news:
+                if each.finish_reason is FinishReason.LENGTH:
+                    each.embedding = result.embeddings.get(each.request_id)
         if not self._policy.holds_back:
             return news
         if told:
@@ -354,14 +358,29 @@ class Scheduler:
         if n < n_left:
             self._n_recomputed += n if request.n_iterations else 0
             return BatchEntry(
-                request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n, scoring=scoring, prefix=prefix
+                request.id,
+                Phase.INITIATION,
+                tokens,
+                position,
+                n_to_come=n_left - n,
+                scoring=scoring,
+                prefix=prefix,
+                pooling=request.params.pooling,
             )
         if request.n_iterations:  # preempted
             self._n_recomputed += n - 1
         settings = request.params, request.stop_ids, request.seed
         n_output = len(request.output)
         return BatchEntry(
-            request.id, Phase.INITIATION, tokens, position, *settings, n_output, scoring=scoring, prefix=prefix
+            request.id,
+            Phase.INITIATION,
+            tokens,
+            position,
+            *settings,
+            n_output,
+            scoring=scoring,
+            prefix=prefix,
+            pooling=request.params.pooling,
         )
 
     def _keep(self, request: Request, end: int) -> None:

@@ -78,7 +78,7 @@ class Backend(Protocol):
         """Forward and sample: token_ids [N] -> a token per request; the token of one that cannot go on means nothing.
 
         rows: which of the layout's requests are those of request_ids, for the others are given no token; None: all.
-        wanted: log-probabilities, which nobody has who cannot go on.
+        wanted: log-probabilities, which nobody has who cannot go on; and pools, which are filled.
         """
 
 

@@ -71,6 +71,7 @@ def engine_facts(config: EngineConfig, spec: ModelSpec, n_slots: int) -> EngineF
         max_bs=config.scheduler.max_bs,
         n_workers=config.parallel.pipeline_parallel_size,
         eos_ids=spec.eos_ids,
+        embedding_size=spec.hidden_size,
         window=window_for(window_of(config, spec), n_slots, config.kv.page_size),
         shareable=spec.rope.trained_length if spec.rope is not None and spec.rope.kind in BY_LENGTH else None,
     )

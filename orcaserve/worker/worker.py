@@ -13,7 +13,8 @@ from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logp
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.worker.backend import Backend, Outcome, load_backend
 from orcaserve.worker.facts import check_deterministic, engine_facts, n_slots_for, n_threads_for
-from orcaserve.worker.scoring import NOTHING, wanted_of
+from orcaserve.worker.pooling import Pools
+from orcaserve.worker.scoring import NOT_NUMBERS, NOTHING, Wanted, scored_rows
 
 
 class Worker:
@@ -28,6 +29,7 @@ class Worker:
         self._kv = kv
         self._inputs: dict[int, list[int]] = {}  # of requests whose initiation comes in pieces: what has come
         self._n_top: dict[int, int] = {}  # of requests that ask for log-probabilities: best tokens to tell of each
+        self._pools = Pools()
 
     @classmethod
     def load(cls, config: EngineConfig) -> Worker:
@@ -60,6 +62,7 @@ class Worker:
             self._kv.drop(request_id)
             self._inputs.pop(request_id, None)
             self._n_top.pop(request_id, None)
+            self._pools.drop(request_id)
         for block in batch.evicted:
             self._kv.evict(block)
         self._backend.sampler.drop(batch.drops)
@@ -83,15 +86,22 @@ class Worker:
                 filled.update(range(full.first_block, full.first_block + full.n))
         tokens: Sequence[int] = []
         logprobs: Mapping[int, Logprobs] = {}
-        chosen_for = [entry for entry in runnable if not entry.n_to_come]
+        embeddings: dict[int, bytes] = {}
+        chosen_for = [entry for entry in runnable if not entry.n_to_come and entry.pooling is None]
         if runnable:
             tokens, failed, logprobs = self._iterate(runnable, chosen_for, shares)
             failures |= failed
             self._kv.leave_behind([entry.request_id for entry in runnable])
+        if len(chosen_for) < len(runnable):
+            for request_id, embedding in self._pools.take(runnable).items():
+                if embedding is None:
+                    failures[request_id] = NOT_NUMBERS
+                elif request_id not in failures:
+                    embeddings[request_id] = embedding
         if len(chosen_for) < len(batch.entries):
             by_id = {entry.request_id: token for entry, token in zip(chosen_for, tokens, strict=True)}
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
-        return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs)
+        return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs, embeddings)
 
     def prepare(self) -> None:
         """After a result was passed on: do what the next iteration need not wait for then."""
@@ -108,8 +118,9 @@ class Worker:
         """A token for each of `chosen_for`, and which of them mean nothing. They have room for their tokens."""
         layout = self._kv.layout_of([(entry.request_id, len(entry.tokens)) for entry in entries], shares)
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
-        scores = False
+        scores = pools = False
         for entry in entries:
+            pools = pools or entry.pooling is not None
             if entry.n_to_come:
                 scores = scores or entry.scoring is not None
                 self._inputs.setdefault(entry.request_id, []).extend(entry.tokens)
@@ -123,12 +134,13 @@ class Worker:
                     self._n_top[entry.request_id] = entry.params.logprobs
         rows = None
         if len(chosen_for) < len(entries):
-            rows = [row for row, entry in enumerate(entries) if not entry.n_to_come]
+            rows = [row for row, entry in enumerate(entries) if not entry.n_to_come and entry.pooling is None]
         ids = [entry.request_id for entry in chosen_for]
         wanted = NOTHING
-        if scores or self._n_top:
+        if scores or pools or self._n_top:
             chosen = {request_id: self._n_top[request_id] for request_id in ids if request_id in self._n_top}
-            wanted = wanted_of(entries if scores else (), layout, chosen)
+            scored = scored_rows(entries, layout) if scores else ()
+            wanted = Wanted(chosen, scored, self._pools.rows(entries, layout) if pools else ())
         return self._backend.iterate(flat, layout, ids, rows, wanted)
 
     def _fault(self, entry: BatchEntry) -> str | None:
