@@ -26,6 +26,7 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    SourceFacts,
     Terms,
 )
 from orcaserve.core.sampling_params import MAX_TOKEN_ID
@@ -243,8 +244,13 @@ def encode_facts(facts: EngineFacts) -> wire.FromEngine:
             max_bs=min(facts.max_bs, _MAX_UINT32),
             n_workers=facts.n_workers,
             eos_ids=sorted(facts.eos_ids),
+            source=None if facts.source is None else _encode_source(facts.source),
         )
     )
+
+
+def _encode_source(source: SourceFacts) -> wire.Source:
+    return wire.Source(longest=source.longest, start=source.start, page_size=source.page_size)
 
 
 def decode_facts(facts: wire.Facts) -> EngineFacts:
@@ -256,7 +262,12 @@ def decode_facts(facts: wire.Facts) -> EngineFacts:
         max_bs=facts.max_bs,
         n_workers=facts.n_workers,
         eos_ids=frozenset(facts.eos_ids),
+        source=_decode_source(facts.source) if facts.HasField("source") else None,
     )
+
+
+def _decode_source(source: wire.Source) -> SourceFacts:
+    return SourceFacts(source.longest, source.start, source.page_size)
 
 
 def encode_failure(message: str) -> wire.FromEngine:

@@ -52,7 +52,8 @@ class Scheduler:
 
     n_slots: size of the K/V region in tokens; max_bs: most requests of a batch; n_workers: most batches in flight;
     page_size: slots that the K/V manager hands out together, to which reservations are rounded up.
-    prefixes: what requests may share; None: nothing.
+    prefixes: what requests may share; None: nothing. sources: the model has an encoder (see SlotLedger); the policy has
+    to feed initiations whole.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Scheduler:
         page_size: int = 1,
         policy: SchedulingPolicy | None = None,
         prefixes: PrefixCache | None = None,
+        sources: bool = False,
     ) -> None:
         assert max_bs >= 1 and n_workers >= 1
         self.max_bs = max_bs
@@ -70,7 +72,7 @@ class Scheduler:
         self._policy: SchedulingPolicy = policy or IterationLevelFCFS()
         self._pool = RequestPool()
         assert prefixes is None or not self._policy.holds_back, "who is held back has no tokens to share"
-        self._ledger = SlotLedger(n_slots, page_size, prefixes)
+        self._ledger = SlotLedger(n_slots, page_size, prefixes, sources)
         self._shared_page = 0 if prefixes is None else page_size
         self._kept: list[Kept] = []  # of the batch that is being made
         self._n_cached = 0
@@ -112,7 +114,8 @@ class Scheduler:
         if request.id in self._pool:
             raise ValueError(f"request {request.id} is already in the pool")
         n = self._policy.most(request)
-        if not self._ledger.could_ever_fit(n):
+        if not self._ledger.could_ever_fit(request, n):
+            n += self._ledger.gap(request)
             raise CannotFit(
                 "max_tokens",
                 f"{request.n_input} input tokens + max_tokens {request.params.max_tokens} need {n} K/V slots, "

@@ -23,13 +23,20 @@ class SlotLedger:
 
     and a request's own pages are all that it can still need: so whoever was admitted can always go on.
 
+    sources: the model has an encoder, which reads all input tokens of a request but the last (the decoder's start).
+    Their slots are in pages of their own, and so are those of all other tokens: what is left free of a source's last
+    page is nobody's (its gap), and nothing is shared.
+
     n_slots: usable size of the region, a multiple of page_size (a last, partial page cannot be handed out).
     n_reserved: slots set aside for admitted requests, shared ones once; never more than n_slots.
     n_used: slots that hold a token now, and full pages that an iteration under way fills; never more than n_reserved.
     """
 
-    def __init__(self, n_slots: int, page_size: int = 1, prefixes: PrefixCache | None = None) -> None:
+    def __init__(
+        self, n_slots: int, page_size: int = 1, prefixes: PrefixCache | None = None, sources: bool = False
+    ) -> None:
         assert 1 <= page_size <= n_slots, "the K/V region holds at least one page"
+        assert prefixes is None or not sources, "what an encoder reads depends on all of it"
         assert prefixes is None or prefixes.page_size == page_size
         self.n_slots = n_slots - n_slots % page_size
         self.page_size = page_size
@@ -37,6 +44,8 @@ class SlotLedger:
         self.n_used = 0
         self._reserved: dict[int, int] = {}  # request id -> slots of its page table, rounded up to pages
         self._used: dict[int, int] = {}  # request id -> slots
+        self._sources = sources
+        self._gaps: dict[int, int] = {}  # request id -> slots that nobody gets; of requests with a source
         self._prefixes = prefixes
         self._paths: dict[int, list[Block]] = {}  # request id -> the blocks that its page table begins with
         self._shared: dict[int, int] = {}  # request id -> how many of those others had made
@@ -55,9 +64,9 @@ class SlotLedger:
         """Slots of blocks that nobody uses: not reserved, and not free before they are evicted."""
         return self._prefixes.n_idle * self.page_size if self._prefixes else 0
 
-    def could_ever_fit(self, n: int) -> bool:
-        """Whether n slots could be reserved if nobody else held any."""
-        return self.whole_pages(n) <= self.n_slots
+    def could_ever_fit(self, request: Request, n: int) -> bool:
+        """Whether n slots could be reserved for the request if nobody else held any."""
+        return self.rounded(request, n) <= self.n_slots
 
     def fits(self, request: Request, n: int) -> bool:
         """Whether n slots can be reserved for the request now."""
@@ -66,13 +75,13 @@ class SlotLedger:
     def lacking(self, request: Request, n: int) -> int:
         """Slots that are missing to reserve n for the request now; 0 if they fit."""
         free = self.n_slots - self.n_reserved
-        if self.whole_pages(n) <= free:
+        if self.rounded(request, n) <= free:
             return 0
         return max(self.growth(request, n) - free, 0)
 
     def growth(self, request: Request, n: int) -> int:
         """What is reserved beside what is reserved now, if n slots are for the request: not the blocks in use."""
-        n = self.whole_pages(n)
+        n = self.rounded(request, n)
         if self._prefixes:
             found = self._found[request.id] = self._prefixes.find(request, self._found.get(request.id, ()))
             n -= self.page_size * sum([block.n_users > 0 for block in found])
@@ -81,8 +90,10 @@ class SlotLedger:
     def reserve(self, request: Request, n: int) -> None:
         """Set n slots aside for a request that has none. The caller has asked `fits` first."""
         assert request.id not in self._reserved and self.fits(request, n)
-        n = self._reserved[request.id] = self.whole_pages(n)
+        n = self._reserved[request.id] = self.rounded(request, n)
         self._used[request.id] = 0
+        if self._sources:
+            self._gaps[request.id] = self.gap(request)
         self.n_reserved += n
         if self._prefixes:
             self._paths[request.id], self._shared[request.id] = [], 0
@@ -137,7 +148,7 @@ class SlotLedger:
 
     def has_room(self, request_id: int) -> bool:
         """Whether one more token of the request finds a slot that is set aside for it."""
-        return self._used[request_id] < self._reserved[request_id]
+        return self._used[request_id] + self._gaps.get(request_id, 0) < self._reserved[request_id]
 
     def can_grow(self, n: int) -> bool:
         """Whether n more slots can be set aside for somebody who holds some."""
@@ -173,6 +184,7 @@ class SlotLedger:
         if not self._prefixes:
             self.n_reserved -= self._reserved.pop(request_id)
             self.n_used -= self._used.pop(request_id)
+            self._gaps.pop(request_id, None)
             return
         own = self._own_used(request_id)
         path = self._paths.pop(request_id)
@@ -224,7 +236,9 @@ class SlotLedger:
     def check(self) -> None:
         """Assert that the running totals are the sums over requests."""
         assert self._reserved.keys() == self._used.keys()
-        assert all(used <= self._reserved[request_id] for request_id, used in self._used.items())
+        assert self._gaps.keys() == (self._used.keys() if self._sources else set())
+        for request_id, used in self._used.items():
+            assert used + self._gaps.get(request_id, 0) <= self._reserved[request_id]
         reserved, used = sum(self._reserved.values()), sum(self._used.values())
         if self._prefixes:
             assert self._reserved.keys() == self._paths.keys() == self._shared.keys() >= self._closed
@@ -237,8 +251,16 @@ class SlotLedger:
         assert self.n_reserved + self.n_kept <= self.n_slots
 
     def whole_pages(self, n: int) -> int:
-        """What a reservation of n slots is rounded up to."""
+        """What n slots of one run of pages are rounded up to."""
         return -(-n // self.page_size) * self.page_size
+
+    def gap(self, request: Request) -> int:
+        """Slots of the last page of the request's source that hold nothing."""
+        return (1 - request.n_input) % self.page_size if self._sources else 0
+
+    def rounded(self, request: Request, n: int) -> int:
+        """What a reservation of n slots for the request is rounded up to."""
+        return self.whole_pages(n + self.gap(request)) if self._sources else self.whole_pages(n)
 
     def _take(self, request_id: int, blocks: Sequence[Block]) -> None:
         """These follow in its page table, in the place of pages of its own."""

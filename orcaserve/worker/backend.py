@@ -8,6 +8,8 @@ from typing import Protocol
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, Logprobs, SamplingParams
+from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
+from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.scoring import NOTHING, Wanted
@@ -49,7 +51,7 @@ class Backend(Protocol):
     """
 
     @property
-    def spec(self) -> ModelSpec: ...
+    def spec(self) -> ModelSpec | EncoderDecoderSpec: ...
     @property
     def sampler(self) -> Sampler: ...
     @property
@@ -81,6 +83,8 @@ class Backend(Protocol):
 
 def load_backend(config: EngineConfig, n_threads: int) -> Backend:
     """Load the model for the configured device. Raises ModelError or ConfigError."""
+    if is_encoder_decoder(config.model.path):
+        return _encoder_decoder(config, n_threads)
     if config.model.device != "cpu":
         return _reference(config, n_threads)
     try:
@@ -101,6 +105,21 @@ def check_floats(config: EngineConfig) -> None:
         raise ConfigError("--quantization", f"{config.model.quantization} weights need the CPU's kernels: --device cpu")
     if config.kv.dtype == "int8":
         raise ConfigError("--kv-cache-dtype", "int8 keys and values need the CPU's kernels: --device cpu")
+
+
+def _encoder_decoder(config: EngineConfig, n_threads: int) -> Backend:
+    if config.deterministic:
+        raise ConfigError("--deterministic", "needs the CPU's kernels, which do not run encoder-decoder models")
+    check_floats(config)
+    if config.model.device == "cpu":
+        _log.warning("%s: the CPU's kernels run no encoder: it runs in PyTorch, more slowly", config.model.name)
+    try:
+        from orcaserve.worker.encoder_decoder_backend import EncoderDecoderBackend
+    except ModuleNotFoundError as error:
+        text = f"an encoder-decoder model needs PyTorch ({error}): pip install 'orcaserve[torch]'"
+        raise ConfigError("--model", text) from error
+
+    return EncoderDecoderBackend(config, n_threads)
 
 
 def _reference(config: EngineConfig, n_threads: int) -> Backend:

@@ -217,7 +217,7 @@ class ManyUsers(EvenBatches):
             free -= taken
             for request in lane.waiting:
                 reservation = self.reservation(request)
-                n_slots = ledger.whole_pages(reservation)
+                n_slots = ledger.rounded(request, reservation)
                 free -= n_slots if n_slots <= free else ledger.growth(request, reservation)
                 if n >= most or free < 0:
                     return n
