@@ -41,6 +41,8 @@ class Part:
                 f"must be at most {most}: the model has {self.spec.n_kv_heads} key/value heads and "
                 f"{self.spec.intermediate_size} columns in its MLP",
             )
+        if self.n_shards > 1 and self.spec.qk_norm == "all":
+            raise ConfigError("--tensor-parallel-size", "must be 1: this model norms all heads of a token together")
 
     @classmethod
     def whole(cls, spec: ModelSpec) -> Part:
