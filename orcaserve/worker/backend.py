@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from orcaserve.checkpoint.converted import is_converted
@@ -89,18 +90,23 @@ def settle_device(config: EngineConfig) -> EngineConfig:
     are read. Raises ModelError, or ConfigError if the settings need the kernels."""
     if config.model.device != "cpu" or is_converted(config.model.path):
         return config
-    try:
-        from orcaserve.native.support import lacking
-    except ImportError:  # whoever loads the model says so
-        return config
-    with ModelFiles(config.model.path) as files:
-        missing = lacking(files.spec)
+    missing = ["an encoder"] if is_encoder_decoder(config.model.path) else _lacking(config.model.path)
     if not missing:
         return config
     if config.deterministic:
         raise ConfigError("--deterministic", f"needs the CPU's kernels, which cannot run this model: {missing[0]}")
     _log.warning("running the model in PyTorch, slowly: the CPU's kernels lack %s", ", ".join(missing))
     return replace(config, model=replace(config.model, device="reference"))
+
+
+def _lacking(path: Path) -> list[str]:
+    """What the CPU's kernels cannot run of a model, in words; nothing if there are no kernels."""
+    try:
+        from orcaserve.native.support import lacking
+    except ImportError:  # whoever loads the model says so
+        return []
+    with ModelFiles(path) as files:
+        return lacking(files.spec)
 
 
 def load_backend(config: EngineConfig, n_threads: int) -> Backend:
@@ -130,11 +136,7 @@ def check_floats(config: EngineConfig) -> None:
 
 
 def _encoder_decoder(config: EngineConfig, n_threads: int) -> Backend:
-    if config.deterministic:
-        raise ConfigError("--deterministic", "needs the CPU's kernels, which do not run encoder-decoder models")
     check_floats(config)
-    if config.model.device == "cpu":
-        _log.warning("%s: the CPU's kernels run no encoder: it runs in PyTorch, more slowly", config.model.name)
     try:
         from orcaserve.worker.encoder_decoder_backend import EncoderDecoderBackend
     except ModuleNotFoundError as error:

@@ -44,7 +44,7 @@ def check_deterministic(config: EngineConfig, spec: Spec) -> None:
     after a preemption or in a new engine, has other keys than one that grew token by token.
     """
     if isinstance(spec, EncoderDecoderSpec):
-        return  # load_backend refuses it
+        return  # where kernels are missing, it was refused before
     rope = spec.rope
     if not config.deterministic or rope is None or rope.kind not in BY_LENGTH:
         return
