@@ -14,7 +14,7 @@ import torch
 
 from orcaserve import LLM, Grammar, SamplingParams
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, SchedulerConfig
-from orcaserve.core import CannotFit, ConfigError, InvalidRequest, UnsupportedModel
+from orcaserve.core import CannotFit, ConfigError, GrammarKind, InvalidRequest, UnsupportedModel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from encoder_decoders import add_tokenizer, save
@@ -66,7 +66,7 @@ def test_an_end_ends_it_and_draws_repeat(llm: LLM) -> None:
 
 
 def test_a_grammar_is_kept_to_whatever_the_model_puts_out_first(llm: LLM) -> None:
-    grammar = Grammar("regex", "[a-c]{4}")
+    grammar = Grammar(GrammarKind.REGEX, "[a-c]{4}")
     params = SamplingParams(max_tokens=12, temperature=0, grammar=grammar)
     (completion,) = llm.generate(PROMPTS[0], params)[0].completions
     assert len(completion.text) == 4 and set(completion.text) <= set("abc") and completion.finish_reason == "stop"
@@ -76,7 +76,7 @@ def test_what_cannot_be_is_said(llm: LLM) -> None:
     longest = llm.facts.longest_prompt
     with pytest.raises(CannotFit, match="the encoder reads"):
         llm.generate([[5] * (longest + 1)], GREEDY)
-    with pytest.raises(CannotFit, match="K/V slots, in pages of 16|the decoder gives"):
+    with pytest.raises(CannotFit, match=r"K/V slots, in pages of 16|the decoder gives"):
         llm.generate([[5] * 100], replace(GREEDY, max_tokens=500))
     with pytest.raises(InvalidRequest, match="no log-probabilities of its tokens"):
         llm.generate("a", replace(GREEDY, prompt_logprobs=1))
@@ -115,7 +115,7 @@ def test_settings_that_do_not_suit_it_are_named(made: tuple[Any, Path]) -> None:
     ):
         with pytest.raises(ConfigError) as refusal:
             LLM.from_config(wrong)
-        assert refusal.value.field == flag, wrong
+        assert refusal.value.name == flag, wrong
 
 
 def test_the_longest_text_is_for_each_side(made: tuple[Any, Path]) -> None:

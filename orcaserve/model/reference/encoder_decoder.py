@@ -54,9 +54,6 @@ class EncoderDecoder:
         bias = np.zeros(spec.vocab_size, np.float32) if weights.head_bias is None else weights.head_bias.copy()
         bias[list(spec.never)] -= FORCED
         self._head_bias = torch.from_numpy(bias).to(self.device)
-        self._sinusoids: Tensor | None = None
-        if spec.positions == "sinusoidal":
-            self._sinusoids = sinusoids(max(spec.source_length, spec.output_length), spec.hidden_size).to(self.device)
 
     @torch.inference_mode()
     def forward(self, token_ids: Tensor, layout: Layout, kv: KVRegion) -> Tensor:
@@ -138,11 +135,10 @@ class EncoderDecoder:
     def _embed(self, token_ids: Tensor, layout: Layout, stack: Stack[Linear, Norm, Embedding]) -> Tensor:
         """[n] -> [n, hidden], with absolute positions if there are such."""
         x = self.weights.embedding(token_ids) * self.spec.embedding_scale
-        rows = self._rows(layout.positions)
         if stack.positions is not None:
-            x = x + stack.positions(rows + self.spec.position_offset)
-        if self._sinusoids is not None:
-            x = x + self._sinusoids[rows].to(self.dtype)
+            x = x + stack.positions(self._rows(layout.positions) + self.spec.position_offset)
+        if self.spec.positions == "sinusoidal":
+            x = x + sinusoids(layout.positions, self.spec.hidden_size).to(self.device, self.dtype)
         return x if stack.embedding_norm is None else stack.embedding_norm(x)
 
     def _distances(
@@ -205,9 +201,9 @@ def buckets(distance: Tensor, n_buckets: int, max_distance: int, both_ways: bool
     return row + torch.where(distance < n_exact, distance, (n_exact + far.long()).clamp(max=n_buckets - 1))
 
 
-def sinusoids(n: int, width: int) -> Tensor:
-    """[n, width] float32: sines of a position at falling frequencies, then its cosines."""
-    angles = np.arange(n)[:, None] / np.power(10_000, 2 * (np.arange(width) // 2) / width)
+def sinusoids(positions: Int32s, width: int) -> Tensor:
+    """[n] -> [n, width] float32: sines of a position at falling frequencies, then its cosines."""
+    angles = positions[:, None] / np.power(10_000, 2 * (np.arange(width) // 2) / width)
     return torch.from_numpy(np.concatenate((np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])), 1)).float()
 
 
