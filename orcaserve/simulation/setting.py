@@ -19,7 +19,8 @@ from orcaserve.workload import Arrival
 class Setting:
     """cost: of an iteration, which also says how many batches are in flight. The quantities of Algorithm 1: n_slots and
     max_bs. longest: tokens of the longest request that the model can run. policy: by its name, with what is
-    request-level's or iteration-level's alone; see orcaserve/scheduler/policies/registry.py.
+    request-level's or iteration-level's alone; see orcaserve/scheduler/policies/registry.py. sources: the model has an
+    encoder, which reads all input tokens of a request but the last.
     """
 
     cost: CostModel
@@ -33,6 +34,7 @@ class Setting:
     fairness: str = "none"
     batched_tokens: int | None = None
     target_itl: float | None = None
+    sources: bool = False
 
     def check(self) -> None:
         """Raises ConfigError if the policy could run nothing at all."""
@@ -49,7 +51,12 @@ class Setting:
     ) -> Outcome:
         """Serve a workload. pipeline: a fresh one of this setting's cost, if its blocks are wanted afterwards."""
         scheduler = Scheduler(
-            self.n_slots, self.max_bs, self.cost.n_workers, self.page_size, policy=self._policy(arrivals)
+            self.n_slots,
+            self.max_bs,
+            self.cost.n_workers,
+            self.page_size,
+            policy=self._policy(arrivals),
+            sources=self.sources,
         )
         return simulate(arrivals, scheduler, pipeline or Pipeline(self.cost), on_progress)
 
@@ -60,6 +67,6 @@ class Setting:
 
         settings = PolicySettings(
             self.cost.n_workers, self.longest, self.microbatch_size, self.shortest_first, n_output, self.fairness,
-            self.batched_tokens, self.target_itl,
+            self.batched_tokens, self.target_itl, self.sources,
         )  # fmt: skip
         return make_policy(self.policy, settings)

@@ -23,6 +23,7 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    SourceFacts,
     Terms,
 )
 
@@ -86,6 +87,7 @@ facts = st.builds(
     max_bs=counts,
     n_workers=counts,
     eos_ids=st.frozensets(token_ids, max_size=4),
+    source=st.none() | st.builds(SourceFacts, longest=counts, start=token_ids, page_size=counts),
 )
 
 

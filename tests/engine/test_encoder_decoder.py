@@ -13,8 +13,10 @@ import pytest
 import torch
 
 from orcaserve import LLM, Grammar, SamplingParams
-from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, SchedulerConfig
+from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, ScheduleLogConfig, SchedulerConfig
 from orcaserve.core import CannotFit, ConfigError, GrammarKind, InvalidRequest, UnsupportedModel
+from orcaserve.schedule_log.reader import read_log
+from orcaserve.simulation.reproduce import reproduce
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from encoder_decoders import add_tokenizer, save
@@ -93,13 +95,18 @@ def config(folder: Path, **scheduler: Any) -> EngineConfig:
     [{"policy": "overcommit"}, {"max_num_batched_tokens": 8}, {"prefix_caching": True}, {"policy": "cellular"}],
     ids=lambda each: next(iter(each.values())),
 )
-def test_texts_are_the_same_under_every_schedule(made: tuple[Any, Path], llm: LLM, scheduler: dict[str, Any]) -> None:
-    """With so few slots that overcommit preempts: then the encoder reads the prompt again."""
+def test_texts_are_the_same_under_every_schedule(
+    made: tuple[Any, Path], llm: LLM, scheduler: dict[str, Any], tmp_path: Path
+) -> None:
+    """With so few slots that overcommit preempts: then the encoder reads the prompt again. The log of it reproduces."""
     expected = [each.completions for each in llm.generate(PROMPTS, GREEDY)]
-    with LLM.from_config(config(made[1], **scheduler)) as other:
+    path = tmp_path / "run.log"
+    with LLM.from_config(replace(config(made[1], **scheduler), schedule_log=ScheduleLogConfig(path))) as other:
         assert [each.completions for each in other.generate(PROMPTS, GREEDY)] == expected
-        if scheduler.get("policy") == "overcommit":
-            assert other._host._status.n_preempted > 0
+        n_preempted = other._host._status.n_preempted
+    assert (n_preempted > 0) == (scheduler.get("policy") == "overcommit")
+    found = reproduce(read_log(path))
+    assert found.difference is None and found.n_same >= 20
 
 
 def test_settings_that_do_not_suit_it_are_named(made: tuple[Any, Path]) -> None:
