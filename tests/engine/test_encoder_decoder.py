@@ -39,6 +39,16 @@ def llm(made: tuple[Any, Path]) -> Iterator[LLM]:
         yield llm
 
 
+def generate(model: Any, ids: list[int], **options: Any) -> list[int]:
+    """What transformers makes of it."""
+    with torch.no_grad():
+        made = model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=20, do_sample=False,
+            num_beams=1, eos_token_id=None, use_cache=False, **options,
+        )  # fmt: skip
+    return list(map(int, made[0, 1:]))
+
+
 def test_texts_are_those_of_transformers_alone_and_together(made: tuple[Any, Path], llm: LLM) -> None:
     model, _ = made
     alone = [llm.generate(prompt, GREEDY)[0] for prompt in PROMPTS]
@@ -47,14 +57,16 @@ def test_texts_are_those_of_transformers_alone_and_together(made: tuple[Any, Pat
         assert one.completions == other.completions
         ids = llm.tokenizer.encode(prompt)
         assert ids[-1] in llm.facts.eos_ids and one.prompt_token_ids == ids
-        with torch.no_grad():
-            expected = model.generate(
-                torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=20, do_sample=False,
-                num_beams=1, eos_token_id=None, use_cache=False,
-            )[0, 1:].tolist()  # fmt: skip
+        expected = generate(model, ids)
         assert one.completions[0].token_ids == expected
         assert one.completions[0].text == llm.tokenizer.decode(expected, skip_special_tokens=False)
         assert one.completions[0].finish_reason == "length"
+
+
+def test_penalties_are_for_what_the_decoder_has(made: tuple[Any, Path], llm: LLM) -> None:
+    for prompt in PROMPTS:
+        (completion,) = llm.generate(prompt, replace(GREEDY, repetition_penalty=1.4))[0].completions
+        assert completion.token_ids == generate(made[0], llm.tokenizer.encode(prompt), repetition_penalty=1.4)
 
 
 def test_an_end_ends_it_and_draws_repeat(llm: LLM) -> None:
