@@ -49,10 +49,10 @@ def _check_sides(n_input: int, params: SamplingParams, facts: EngineFacts, sourc
     if params.max_tokens > longest:
         text = f"{params.max_tokens} tokens to generate, but the decoder gives {longest} at most"
         raise CannotFit("max_tokens", text)
-    if params.max_tokens > facts.most_output(n_input):
+    if params.max_tokens > (most := facts.most_output(n_input)):
         n_slots = sum(-(-n // source.page_size) * source.page_size for n in (n_input, 1 + params.max_tokens))
         raise CannotFit(
-            "max_tokens",
+            "max_tokens" if most > 0 else "prompt",
             f"{n_input} prompt tokens + {params.max_tokens} tokens to generate need {n_slots} K/V slots, in pages of "
             f"{source.page_size} for each side, but there are {facts.n_slots}",
         )

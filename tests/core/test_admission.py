@@ -130,6 +130,9 @@ class TestSides:
             CannotFit, match="30 prompt tokens \\+ 16 tokens to generate need 64 K/V slots, in pages of 16"
         ):
             check_request([1] * 30, SamplingParams(max_tokens=16), few)
+        with pytest.raises(CannotFit) as refusal:
+            check_request([1] * 30, SamplingParams(max_tokens=1), replace(self.facts, n_slots=32))
+        assert refusal.value.field == "prompt"
 
     def test_a_prompt_is_not_scored(self) -> None:
         with pytest.raises(InvalidRequest, match="no log-probabilities of its tokens") as refusal:
