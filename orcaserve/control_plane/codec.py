@@ -245,6 +245,7 @@ def encode_facts(facts: EngineFacts) -> wire.FromEngine:
             n_workers=facts.n_workers,
             eos_ids=sorted(facts.eos_ids),
             source=None if facts.source is None else _encode_source(facts.source),
+            window=facts.window or 0,
         )
     )
 
@@ -263,6 +264,7 @@ def decode_facts(facts: wire.Facts) -> EngineFacts:
         n_workers=facts.n_workers,
         eos_ids=frozenset(facts.eos_ids),
         source=_decode_source(facts.source) if facts.HasField("source") else None,
+        window=facts.window or None,
     )
 
 

@@ -25,6 +25,7 @@ become the blocks `first` and those that follow; the page after them holds what 
 log: which texts begin alike is told by the numbers of blocks. settings.shareable: longer texts share nothing.
 
 With settings.sources the model has an encoder, which reads all input tokens of a request but the last.
+settings.window: nobody looks further back, and slots before that are returned; null: they are kept.
 
 Lines stand in the order in which the scheduler was asked,
 which is what a replay repeats; only the time of "a" may lie before that of the line above.
@@ -64,6 +65,7 @@ class Settings:
     prefix_caching: bool = False
     shareable: int | None = None
     sources: bool = False
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,14 @@ def reproduce(log: Log) -> Reproduction:
     if prefixes is not None and not log.whole:  # what was kept from before it begins is not known
         return Reproduction(0, None, n_left_out)
     scheduler = Scheduler(
-        settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy, prefixes, settings.sources
+        settings.n_slots,
+        settings.max_bs,
+        settings.n_workers,
+        settings.page_size,
+        policy,
+        prefixes,
+        settings.window,
+        settings.sources,
     )
     texts = RecordedTexts(events, settings.page_size) if prefixes is not None else None
     requests: dict[int, Request] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, EngineFacts, SourceFacts
+from orcaserve.core.window import most_slots, window_for
 from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
 from orcaserve.model.rope import BY_LENGTH
 from orcaserve.model.spec import ModelSpec
@@ -37,6 +38,19 @@ def lengths_of_sides(config: EngineConfig, spec: EncoderDecoderSpec) -> tuple[in
     return min(wanted, spec.source_length), min(wanted, spec.output_length)
 
 
+def window_of(config: EngineConfig, spec: Spec) -> int | None:
+    """How many tokens back anybody looks, if every layer has a window and a request can grow past the largest; else
+    None: a page holds a token's keys and values of all layers, so one that sees all keeps all."""
+    if (
+        isinstance(spec, EncoderDecoderSpec)
+        or not spec.windows
+        or not all(spec.windows)
+        or max(spec.windows) >= context_length(config, spec)
+    ):
+        return None
+    return max(spec.windows)
+
+
 def check_deterministic(config: EngineConfig, spec: Spec) -> None:
     """Raises ConfigError if determinism was asked for and this model's numbers depend on how a text came.
 
@@ -44,7 +58,7 @@ def check_deterministic(config: EngineConfig, spec: Spec) -> None:
     after a preemption or in a new engine, has other keys than one that grew token by token.
     """
     if isinstance(spec, EncoderDecoderSpec):
-        return  # where kernels are missing, it was refused before
+        return  # it runs where kernels are missing, which was refused before
     rope = spec.rope
     if not config.deterministic or rope is None or rope.kind not in BY_LENGTH:
         return
@@ -59,7 +73,10 @@ def n_slots_for(config: EngineConfig, spec: Spec, slot_bytes: int, free_bytes: i
 
     Raises ConfigError if it does not fit.
     """
-    most_useful = config.scheduler.max_bs * context_length(config, spec)
+    longest, window = context_length(config, spec), window_of(config, spec)
+    if window is not None:
+        longest = min(longest, most_slots(window, config.kv.page_size))
+    most_useful = config.scheduler.max_bs * longest
     free = available_memory() if free_bytes is None else free_bytes
     return choose_n_slots(config.kv, slot_bytes, free, most_useful, config.parallel.data_parallel_size)
 
@@ -86,6 +103,7 @@ def engine_facts(config: EngineConfig, spec: Spec, n_slots: int) -> EngineFacts:
         max_bs=config.scheduler.max_bs,
         n_workers=config.parallel.pipeline_parallel_size,
         eos_ids=spec.eos_ids,
+        window=window_for(window_of(config, spec), n_slots, config.kv.page_size),
         shareable=shareable,
         source=source,
     )
