@@ -7,8 +7,8 @@ from orcaserve.scheduler.slot_ledger import SlotLedger
 
 
 class SourceLedger(SlotLedger):
-    """As SlotLedger, but the input tokens that an encoder reads, all but the last (the decoder's start), are in pages of
-    their own, and so are all other tokens: what is left free of a source's last page is nobody's, its gap.
+    """As SlotLedger, but the input tokens that an encoder reads, all but the last (the decoder's start), are in pages
+    of their own, and so are all other tokens: what is left free of a source's last page is nobody's, its gap.
 
         source         gap   start  output
         |------------|.....|--|---------------...|
