@@ -308,7 +308,7 @@ class LLM:
             raise InvalidRequest("messages", "this model has no chat template")
         template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer.special_tokens)
         conversation = read_conversation({"messages": list(map(dict, messages))})
-        return ChatEncoder(template, self.tokenizer).encode(conversation, self.facts.longest_request)
+        return ChatEncoder(template, self.tokenizer).encode(conversation, self.facts.longest_prompt)
 
     def _choices(self, ids: list[int], params: SamplingParams) -> list[_Choice]:
         """params.n requests over the same prompt. Raises InvalidRequest if they cannot be served."""
@@ -320,7 +320,7 @@ class LLM:
         return [
             _Choice(
                 request,
-                TextStream(self.tokenizer, ids, params),
+                TextStream(self.tokenizer, ids if self.facts.source is None else (), params),
                 Completion(index, logprobs=None if params.logprobs is None else []),
             )
             for index, request in enumerate(requests)

@@ -27,6 +27,7 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    SourceFacts,
     Terms,
 )
 from orcaserve.core.sampling_params import MAX_TOKEN_ID
@@ -271,9 +272,14 @@ def encode_facts(facts: EngineFacts) -> wire.FromEngine:
             n_workers=facts.n_workers,
             eos_ids=sorted(facts.eos_ids),
             embedding_size=facts.embedding_size,
+            source=None if facts.source is None else _encode_source(facts.source),
             window=facts.window or 0,
         )
     )
+
+
+def _encode_source(source: SourceFacts) -> wire.Source:
+    return wire.Source(longest=source.longest, start=source.start, page_size=source.page_size)
 
 
 def decode_facts(facts: wire.Facts) -> EngineFacts:
@@ -286,8 +292,13 @@ def decode_facts(facts: wire.Facts) -> EngineFacts:
         n_workers=facts.n_workers,
         eos_ids=frozenset(facts.eos_ids),
         embedding_size=facts.embedding_size,
+        source=_decode_source(facts.source) if facts.HasField("source") else None,
         window=facts.window or None,
     )
+
+
+def _decode_source(source: wire.Source) -> SourceFacts:
+    return SourceFacts(source.longest, source.start, source.page_size)
 
 
 def encode_failure(message: str) -> wire.FromEngine:

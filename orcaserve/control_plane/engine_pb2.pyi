@@ -190,7 +190,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Facts(_message.Message):
-    __slots__ = ("model_name", "vocab_size", "context_length", "n_slots", "max_bs", "n_workers", "eos_ids", "window", "embedding_size")
+    __slots__ = ("model_name", "vocab_size", "context_length", "n_slots", "max_bs", "n_workers", "eos_ids", "window", "embedding_size", "source")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +200,7 @@ class Facts(_message.Message):
     EOS_IDS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
     EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     vocab_size: int
     context_length: int
@@ -209,7 +210,18 @@ class Facts(_message.Message):
     eos_ids: _containers.RepeatedScalarFieldContainer[int]
     window: int
     embedding_size: int
-    def __init__(self, model_name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., n_slots: _Optional[int] = ..., max_bs: _Optional[int] = ..., n_workers: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., embedding_size: _Optional[int] = ...) -> None: ...
+    source: Source
+    def __init__(self, model_name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., n_slots: _Optional[int] = ..., max_bs: _Optional[int] = ..., n_workers: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., embedding_size: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("longest", "start", "page_size")
+    LONGEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    longest: int
+    start: int
+    page_size: int
+    def __init__(self, longest: _Optional[int] = ..., start: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class IterationReport(_message.Message):
     __slots__ = ("request_ids", "tokens", "ended_rows", "finish_reasons", "errors", "status", "logprobs", "began", "embeddings")

@@ -2,7 +2,15 @@
 
 from orcaserve.core.admission import check_request, fan_out
 from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult, Kept, Prefix, Scoring
-from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
+from orcaserve.core.engine import (
+    Engine,
+    EngineEvent,
+    EngineFacts,
+    EngineFailure,
+    EngineStatus,
+    IterationReport,
+    SourceFacts,
+)
 from orcaserve.core.errors import (
     CannotFit,
     CheckpointError,
@@ -62,6 +70,7 @@ __all__ = [
     "SamplingParams",
     "Scoring",
     "Sink",
+    "SourceFacts",
     "Terms",
     "TokenLogprobs",
     "UnsupportedModel",

@@ -290,7 +290,7 @@ class Service:
 
     def default_max_tokens(self, n_input: int, at_most: int | None = None) -> int:
         """What is left for a prompt, `at_most` so many; 1 if nothing is, so that the check names the numbers."""
-        left = self.facts.longest_request - n_input
+        left = self.facts.most_output(n_input)
         return max(1, left if at_most is None else min(left, at_most))
 
     def chat_encoder(self, source: object = None, tools: bool = False) -> ChatEncoder:
@@ -349,7 +349,8 @@ class Service:
         choices: list[tuple[Request, TextStream]] = []
         for ids, params in prompts:
             requests = fan_out(self._request_ids, ids, params, self.facts, terms)
-            new_text = options.streams(self.tokenizer, ids, params)
+            before = ids if self.facts.source is None else ()  # what an encoder reads is no beginning of the text
+            new_text = options.streams(self.tokenizer, before, params)
             choices += [(request, new_text()) for request in requests]
         n_each = prompts[0][1].n if n_kept else 0
         return Plan(choices, sum(len(ids) for ids, _ in prompts), n_kept, n_each, grammars)

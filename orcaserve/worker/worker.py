@@ -27,6 +27,7 @@ class Worker:
         self.facts = facts
         self._backend = backend
         self._kv = kv
+        self._reads = facts.source is not None  # the model has an encoder
         self._inputs: dict[int, list[int]] = {}  # of requests whose initiation comes in pieces: what has come
         self._n_top: dict[int, int] = {}  # of requests that ask for log-probabilities: best tokens to tell of each
         self._pools = Pools()
@@ -80,6 +81,8 @@ class Worker:
             if entry.prefix is not None:
                 self._begin(entry.request_id, entry.prefix)
                 shares = shares or not filled.isdisjoint(entry.prefix.blocks)
+            if self._reads and entry.params is not None:  # all but the decoder's start and what it put out before
+                self._kv.begin_source(entry.request_id, len(entry.tokens) - entry.n_output - 1)
             self._kv.extend(entry.request_id, len(entry.tokens))
             if (full := kept.get(entry.request_id)) is not None:
                 self._kv.keep(full.request_id, full.first_page, full.first_block, full.n)
@@ -128,7 +131,8 @@ class Worker:
                 tokens = [*self._inputs.pop(entry.request_id, ()), *entry.tokens] if entry.position else entry.tokens
                 n_input = len(tokens) - entry.n_output
                 settings = entry.params, entry.stop_ids, entry.seed
-                self._backend.sampler.admit(entry.request_id, tokens[:n_input], *settings, tokens[n_input:])
+                first = n_input - 1 if self._reads else 0  # what an encoder reads is no text that goes on
+                self._backend.sampler.admit(entry.request_id, tokens[first:n_input], *settings, tokens[n_input:])
                 scores = scores or entry.scoring is not None
                 if entry.params.logprobs is not None:
                     self._n_top[entry.request_id] = entry.params.logprobs

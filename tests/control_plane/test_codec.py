@@ -24,6 +24,7 @@ from orcaserve.core import (
     Progress,
     Request,
     SamplingParams,
+    SourceFacts,
     Terms,
 )
 
@@ -90,6 +91,7 @@ facts = st.builds(
     n_workers=counts,
     eos_ids=st.frozensets(token_ids, max_size=4),
     embedding_size=counts,
+    source=st.none() | st.builds(SourceFacts, longest=counts, start=token_ids, page_size=counts),
     window=st.none() | st.integers(2, 2**31),
 )
 

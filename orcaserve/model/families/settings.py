@@ -68,6 +68,10 @@ class Settings:
             raise CheckpointError(f"{self._where}: {key} must be an object")
         return Settings(value, f"{self._where}: {key}")
 
+    def error(self, what: str) -> CheckpointError:
+        """What is wrong with these settings, for whoever finds it."""
+        return CheckpointError(f"{self._where}: {what}")
+
     def refuse(self, key: str, *allowed: Any) -> None:
         """Raise UnsupportedModel if `key` is set to something other than null and the `allowed` values."""
         value = self._values.get(key)
