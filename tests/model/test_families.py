@@ -98,13 +98,6 @@ def test_kin_of_llama(kind: str, tiny_llama: Any, run: Any, tmp_path: Path) -> N
     assert_same_logits(run, tmp_path, model)
 
 
-def test_a_sliding_window_bounds_the_context(tiny_llama: Any, run: Any, tmp_path: Path) -> None:
-    model = tiny_llama("mistral", sliding_window=64)
-    model.save_pretrained(tmp_path)
-    assert run(tmp_path).model.spec.context_length == 64
-    assert_same_logits(run, tmp_path, model, TEXT[:64])
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"n_inner": 100, "activation_function": "gelu"}, {"scale_attn_weights": False}]
 )

@@ -5,17 +5,22 @@ from __future__ import annotations
 from orcaserve.core.errors import UnsupportedModel
 from orcaserve.model.families.family import Family, Names
 from orcaserve.model.families.gpt2 import GPT2
-from orcaserve.model.families.llama import LLAMA
+from orcaserve.model.families.llama import LLAMA, MISTRAL, QWEN2
 
-FAMILIES: tuple[Family, ...] = (LLAMA, GPT2)
+FAMILIES: tuple[Family, ...] = (
+    LLAMA, MISTRAL, QWEN2, GPT2,
+)  # fmt: skip
 
 __all__ = ["FAMILIES", "Family", "Names", "family_of"]
 
 
-def family_of(model_type: object) -> Family:
-    """The family that reads `model_type`. Raises UnsupportedModel, naming those that are supported."""
+def family_of(model_type: object, file_format: str = "safetensors") -> Family:
+    """The family that reads `model_type` in files of a format. Raises UnsupportedModel, naming those supported."""
+    known: list[str] = []
     for family in FAMILIES:
-        if model_type in family.model_types:
+        types = family.architectures if file_format == "gguf" else family.model_types
+        if model_type in types:
             return family
-    supported = ", ".join(name for family in FAMILIES for name in family.model_types)
-    raise UnsupportedModel(f"models of type {model_type!r} are not supported; {supported} are")
+        known += types
+    where = " in GGUF" if file_format == "gguf" else ""
+    raise UnsupportedModel(f"models of type {model_type!r} are not supported{where}; {', '.join(known)} are")
