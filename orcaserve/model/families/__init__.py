@@ -9,9 +9,10 @@ from orcaserve.model.families.gpt2 import GPT2
 from orcaserve.model.families.llama import LLAMA, MISTRAL, QWEN2
 from orcaserve.model.families.phi3 import PHI3
 from orcaserve.model.families.qwen3 import QWEN3
+from orcaserve.model.families.smollm3 import SMOLLM3
 
 FAMILIES: tuple[Family, ...] = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, GPT2,
+    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GPT2,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Family", "Names", "family_of"]
