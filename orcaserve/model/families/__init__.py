@@ -12,9 +12,10 @@ from orcaserve.model.families.olmo2 import OLMO2
 from orcaserve.model.families.phi3 import PHI3
 from orcaserve.model.families.qwen3 import QWEN3
 from orcaserve.model.families.smollm3 import SMOLLM3
+from orcaserve.model.families.stablelm import STABLELM
 
 FAMILIES: tuple[Family, ...] = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, GPT2,
+    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, STABLELM, GPT2,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Family", "Names", "family_of"]
