@@ -9,13 +9,14 @@ from orcaserve.model.families.gpt2 import GPT2
 from orcaserve.model.families.granite import GRANITE
 from orcaserve.model.families.llama import LLAMA, MISTRAL, QWEN2
 from orcaserve.model.families.olmo2 import OLMO2
+from orcaserve.model.families.opt import OPT
 from orcaserve.model.families.phi3 import PHI3
 from orcaserve.model.families.qwen3 import QWEN3
 from orcaserve.model.families.smollm3 import SMOLLM3
 from orcaserve.model.families.stablelm import STABLELM
 
 FAMILIES: tuple[Family, ...] = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, STABLELM, GPT2,
+    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, STABLELM, GPT2, OPT,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Family", "Names", "family_of"]
