@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orcaserve.core.errors import UnsupportedModel
 from orcaserve.model.families.bloom import BLOOM
+from orcaserve.model.families.falcon import FALCON
 from orcaserve.model.families.family import Family, Names
 from orcaserve.model.families.gemma import GEMMA, GEMMA2, GEMMA3
 from orcaserve.model.families.gpt2 import GPT2
@@ -19,7 +20,7 @@ from orcaserve.model.families.smollm3 import SMOLLM3
 from orcaserve.model.families.stablelm import STABLELM
 
 FAMILIES: tuple[Family, ...] = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, STABLELM, GPT2, OPT, GPT_NEOX, GPTJ, BLOOM,
+    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, STABLELM, GPT2, OPT, GPT_NEOX, GPTJ, BLOOM, FALCON,
 )  # fmt: skip
 
 __all__ = ["FAMILIES", "Family", "Names", "family_of"]
