@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orcaserve.model.encoder_decoder.registry import ENCODER_DECODER_FAMILIES
 from orcaserve.model.families import FAMILIES, Family
 from orcaserve.model.families.settings import Settings
 from orcaserve.native.support import lacking
@@ -29,7 +30,11 @@ _TYPICAL = {
 
 def rows() -> list[tuple[str, ...]]:
     """One for each family, columns as in HEADER."""
-    return [_row(family) for family in FAMILIES]
+    with_encoder = [
+        (each.title, ", ".join(each.model_types), "-", each.example, "PyTorch", each.special)
+        for each in ENCODER_DECODER_FAMILIES
+    ]
+    return [*map(_row, FAMILIES), *with_encoder]
 
 
 def _row(family: Family) -> tuple[str, ...]:

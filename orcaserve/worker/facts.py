@@ -103,7 +103,7 @@ def engine_facts(config: EngineConfig, spec: Spec, n_slots: int) -> EngineFacts:
         max_bs=config.scheduler.max_bs,
         n_workers=config.parallel.pipeline_parallel_size,
         eos_ids=spec.eos_ids,
-        embedding_size=spec.hidden_size,
+        embedding_size=spec.hidden_size if source is None else 0,
         window=window_for(window_of(config, spec), n_slots, config.kv.page_size),
         shareable=shareable,
         source=source,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL
+from orcaserve.model.encoder_decoder.registry import ENCODER_DECODER_FAMILIES
 from orcaserve.model.families import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("default_model")
@@ -135,8 +136,10 @@ def test_models_list_and_path(default_model: Path) -> None:
 def test_supported_families_are_listed() -> None:
     lines = orcaserve("models", "list", "--supported").stdout.splitlines()
     assert lines[0].split()[:3] == ["family", "config.json", "GGUF"]
-    assert len(lines) == 1 + len(FAMILIES)
-    for family, line in zip(FAMILIES, lines[1:], strict=True):
+    assert len(lines) == 1 + len(FAMILIES) + len(ENCODER_DECODER_FAMILIES)
+    for each, line in zip(ENCODER_DECODER_FAMILIES, lines[1 + len(FAMILIES) :], strict=True):
+        assert line.startswith(each.title) and all(name in line for name in (each.example, *each.model_types))
+    for family, line in zip(FAMILIES, lines[1:], strict=False):
         assert line.startswith(family.title) and family.example in line
         assert all(name in line for name in (*family.model_types, *family.architectures))
 

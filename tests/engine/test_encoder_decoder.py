@@ -14,7 +14,8 @@ import torch
 
 from orcaserve import LLM, Grammar, SamplingParams
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ParallelConfig, ScheduleLogConfig, SchedulerConfig
-from orcaserve.core import CannotFit, ConfigError, GrammarKind, InvalidRequest, UnsupportedModel
+from orcaserve.core import CannotFit, ConfigError, GrammarKind, InvalidRequest, UnsupportedModel, check_request
+from orcaserve.core.pooling import Pooling
 from orcaserve.schedule_log.reader import read_log
 from orcaserve.simulation.reproduce import reproduce
 
@@ -94,6 +95,9 @@ def test_what_cannot_be_is_said(llm: LLM) -> None:
         llm.generate([[5] * 100], replace(GREEDY, max_tokens=500))
     with pytest.raises(InvalidRequest, match="no log-probabilities of its tokens"):
         llm.generate("a", replace(GREEDY, prompt_logprobs=1))
+    assert llm.facts.embedding_size == 0
+    with pytest.raises(InvalidRequest, match="makes no embeddings"):
+        check_request([5], SamplingParams(max_tokens=0, pooling=Pooling.MEAN), llm.facts)
     with pytest.raises(InvalidRequest, match="no chat template"):
         llm.chat([{"role": "user", "content": "a"}])
 

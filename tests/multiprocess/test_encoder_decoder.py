@@ -68,8 +68,9 @@ def test_completions_of_a_source_text(serve: Serve, made: tuple[Any, Path]) -> N
         ("/v1/completions", {"prompt": [5] * 600}, "prompt", "600 prompt tokens, but the encoder reads 512 at most"),
         ("/v1/completions", {"prompt": "a", "max_tokens": 600}, "max_tokens", "the decoder gives 512 at most"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages", "no chat template"),
+        ("/v1/embeddings", {"input": "a"}, "model", "makes no embeddings"),
     ],
-    ids=["echo", "prompt", "max_tokens", "chat"],
+    ids=["echo", "prompt", "max_tokens", "chat", "embeddings"],
 )
 def test_refusals_name_the_field(serve: Serve, path: str, body: dict[str, Any], field: str, words: str) -> None:
     answer = serve.post(path, **body)

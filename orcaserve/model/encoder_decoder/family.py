@@ -55,9 +55,11 @@ class EncoderDecoderNames:
 @dataclass(frozen=True, slots=True)
 class EncoderDecoderFamily:
     """model_types: values of config.json's model_type that it reads. spec: from the settings, to which those of
-    generation_config.json were added."""
+    generation_config.json were added. title, example, special: for the table of families."""
 
-    name: str
+    title: str
+    example: str
+    special: str
     model_types: tuple[str, ...]
     spec: Callable[[Settings], EncoderDecoderSpec]
     names: EncoderDecoderNames

@@ -73,7 +73,9 @@ def _stack(side: str) -> StackNames:
 
 
 BART = EncoderDecoderFamily(
-    name="bart",
+    title="BART",
+    example="facebook/bart-large-cnn",
+    special="encoder and decoder, learned positions",
     model_types=("bart",),
     spec=bart_spec,
     names=EncoderDecoderNames(

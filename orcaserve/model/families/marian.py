@@ -24,7 +24,9 @@ def _spec(settings: Settings) -> EncoderDecoderSpec:
 _NAMES = without_embedding_norms(BART.names)
 
 MARIAN = EncoderDecoderFamily(
-    name="marian",
+    title="Marian",
+    example="any with a tokenizer.json",
+    special="encoder and decoder, sinusoidal positions",
     model_types=("marian",),
     spec=_spec,
     names=replace(_NAMES, ignored=(*_NAMES.ignored, r"(encoder|decoder)\.embed_positions\.weight")),

@@ -83,7 +83,9 @@ def _stack(side: str, mlp: int) -> StackNames:
 
 
 T5 = EncoderDecoderFamily(
-    name="t5",
+    title="T5, Flan-T5, mT5",
+    example="google/flan-t5-base",
+    special="encoder and decoder, relative positions",
     model_types=("t5", "mt5"),
     spec=_spec,
     names=EncoderDecoderNames(

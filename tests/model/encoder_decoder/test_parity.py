@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orcaserve.model.encoder_decoder.registry import ENCODER_DECODER_FAMILIES
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.model.reference.encoder_decoder import load_encoder_decoder
 from orcaserve.model.reference.kv_region import KVRegion
@@ -56,6 +57,11 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def differ(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).abs().max() / expected.abs().max())
+
+
+def test_every_type_of_model_is_compared() -> None:
+    types = {name for family in ENCODER_DECODER_FAMILIES for name in family.model_types}
+    assert {name.lower() for name, _ in KINDS.values()} == types
 
 
 def test_logits_are_those_of_transformers(made: tuple[Any, Path]) -> None:
