@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orcaserve/control_plane/engine.proto\x12\x0corcaserve.v1\"r\n\x08ToEngine\x12%\n\x07submits\x18\x01 \x03(\x0b\x32\x14.orcaserve.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\x12\x12\n\x05watch\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08question\x18\x04 \x01(\x04\x42\x08\n\x06_watch\"\xc0\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tinput_ids\x18\x02 \x03(\r\x12\x10\n\x08stop_ids\x18\x03 \x03(\r\x12(\n\x08sampling\x18\x04 \x01(\x0b\x32\x16.orcaserve.v1.Sampling\x12\x0c\n\x04seed\x18\x05 \x01(\x12\x12\x12\n\noutput_ids\x18\x06 \x03(\r\x12\'\n\x05terms\x18\x07 \x01(\x0b\x32\x13.orcaserve.v1.TermsH\x00\x88\x01\x01\x42\x08\n\x06_terms\"\xdd\x01\n\x05Terms\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x12\n\nbackground\x18\x04 \x01(\x08\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x14\n\x07timeout\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x66irst_token\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0e\x62\x65tween_tokens\x18\x08 \x01(\x01H\x02\x88\x01\x01\x42\n\n\x08_timeoutB\x0e\n\x0c_first_tokenB\x11\n\x0f_between_tokens\"\xd5\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\x11\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12\x39\n\nlogit_bias\x18\n \x03(\x0b\x32%.orcaserve.v1.Sampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x01\x88\x01\x01\x12+\n\x07grammar\x18\r \x01(\x0b\x32\x15.orcaserve.v1.GrammarH\x02\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\n\n\x08_grammar\"@\n\x07Grammar\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.orcaserve.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x89\x02\n\nFromEngine\x12$\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.FactsH\x00\x12/\n\x06report\x18\x02 \x01(\x0b\x32\x1d.orcaserve.v1.IterationReportH\x00\x12(\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.orcaserve.v1.FailureH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.orcaserve.v1.HeartbeatH\x00\x12\x18\n\x0eschedule_lines\x18\x05 \x01(\x0cH\x00\x12*\n\x04live\x18\x06 \x01(\x0b\x32\x1a.orcaserve.v1.LiveRequestsH\x00\x42\x06\n\x04kind\"a\n\x0cLiveRequests\x12\x10\n\x08question\x18\x01 \x01(\x04\x12+\n\x08requests\x18\x02 \x03(\x0b\x32\x19.orcaserve.v1.LiveRequest\x12\x12\n\nn_left_out\x18\x03 \x01(\r\"\x99\x01\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03\x61ge\x18\x03 \x01(\x01\x12\x0f\n\x07n_input\x18\x04 \x01(\r\x12\x10\n\x08n_output\x18\x05 \x01(\r\x12\x12\n\nn_reserved\x18\x06 \x01(\x04\x12\x0e\n\x06n_used\x18\x07 \x01(\x04\x12\x13\n\x0bwhy_waiting\x18\x08 \x01(\t\"\x0b\n\tHeartbeat\"\x9c\x01\n\x05\x46\x61\x63ts\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x0f\n\x07n_slots\x18\x04 \x01(\x04\x12\x0e\n\x06max_bs\x18\x05 \x01(\r\x12\x11\n\tn_workers\x18\x06 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x07 \x03(\r\x12\x0e\n\x06window\x18\x08 \x01(\r\"\x92\x04\n\x0fIterationReport\x12\x13\n\x0brequest_ids\x18\x01 \x03(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x12\n\nended_rows\x18\x03 \x03(\r\x12\x32\n\x0e\x66inish_reasons\x18\x04 \x03(\x0e\x32\x1a.orcaserve.v1.FinishReason\x12\x39\n\x06\x65rrors\x18\x05 \x03(\x0b\x32).orcaserve.v1.IterationReport.ErrorsEntry\x12$\n\x06status\x18\x06 \x01(\x0b\x32\x14.orcaserve.v1.Status\x12=\n\x08logprobs\x18\x07 \x03(\x0b\x32+.orcaserve.v1.IterationReport.LogprobsEntry\x12\x37\n\x05\x62\x65gan\x18\x08 \x03(\x0b\x32(.orcaserve.v1.IterationReport.BeganEntry\x1a-\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\x1a\x41\n\nBeganEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.orcaserve.v1.Began:\x02\x38\x01\")\n\x05\x42\x65gan\x12\x0e\n\x06waited\x18\x01 \x01(\x01\x12\x10\n\x08n_cached\x18\x02 \x01(\r\"c\n\x08Logprobs\x12*\n\x05token\x18\x01 \x01(\x0b\x32\x1b.orcaserve.v1.TokenLogprobs\x12+\n\x06prompt\x18\x02 \x01(\x0b\x32\x1b.orcaserve.v1.TokenLogprobs\"f\n\rTokenLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\r\n\x05n_top\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xd3\x02\n\x06Status\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x11\n\tn_running\x18\x02 \x01(\r\x12\x11\n\tn_waiting\x18\x03 \x01(\r\x12\x0e\n\x06n_live\x18\x04 \x01(\r\x12\x12\n\nn_reserved\x18\x05 \x01(\x04\x12\x0e\n\x06n_used\x18\x06 \x01(\x04\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x19\n\x11\x62\x61tch_initiations\x18\x08 \x01(\r\x12\x19\n\x11iteration_seconds\x18\t \x01(\x01\x12\x19\n\x11scheduler_seconds\x18\n \x01(\x01\x12\x13\n\x0bn_preempted\x18\x0b \x01(\x04\x12\x14\n\x0cn_recomputed\x18\x0c \x01(\x04\x12\x18\n\x10n_waiting_tokens\x18\r \x01(\x04\x12\x10\n\x08n_cached\x18\x0e \x01(\x04\x12\x0e\n\x06n_kept\x18\x0f \x01(\x04\x12\x0e\n\x06n_late\x18\x10 \x01(\x04\"\x1a\n\x07\x46\x61ilure\x12\x0f\n\x07message\x18\x01 \x01(\t*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32H\n\x06\x45ngine\x12>\n\x06\x41ttach\x12\x16.orcaserve.v1.ToEngine\x1a\x18.orcaserve.v1.FromEngine(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orcaserve/control_plane/engine.proto\x12\x0corcaserve.v1\"r\n\x08ToEngine\x12%\n\x07submits\x18\x01 \x03(\x0b\x32\x14.orcaserve.v1.Submit\x12\x0f\n\x07\x63\x61ncels\x18\x02 \x03(\x04\x12\x12\n\x05watch\x18\x03 \x01(\x08H\x00\x88\x01\x01\x12\x10\n\x08question\x18\x04 \x01(\x04\x42\x08\n\x06_watch\"\xc0\x01\n\x06Submit\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x11\n\tinput_ids\x18\x02 \x03(\r\x12\x10\n\x08stop_ids\x18\x03 \x03(\r\x12(\n\x08sampling\x18\x04 \x01(\x0b\x32\x16.orcaserve.v1.Sampling\x12\x0c\n\x04seed\x18\x05 \x01(\x12\x12\x12\n\noutput_ids\x18\x06 \x03(\r\x12\'\n\x05terms\x18\x07 \x01(\x0b\x32\x13.orcaserve.v1.TermsH\x00\x88\x01\x01\x42\x08\n\x06_terms\"\xdd\x01\n\x05Terms\x12\x0e\n\x06\x63lient\x18\x01 \x01(\t\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x10\n\x08priority\x18\x03 \x01(\x11\x12\x12\n\nbackground\x18\x04 \x01(\x08\x12\x12\n\ncache_salt\x18\x05 \x01(\t\x12\x14\n\x07timeout\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\x18\n\x0b\x66irst_token\x18\x07 \x01(\x01H\x01\x88\x01\x01\x12\x1b\n\x0e\x62\x65tween_tokens\x18\x08 \x01(\x01H\x02\x88\x01\x01\x42\n\n\x08_timeoutB\x0e\n\x0c_first_tokenB\x11\n\x0f_between_tokens\"\xfd\x03\n\x08Sampling\x12\x12\n\nmax_tokens\x18\x01 \x01(\r\x12\x12\n\nmin_tokens\x18\x02 \x01(\r\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\r\n\x05top_p\x18\x04 \x01(\x01\x12\r\n\x05top_k\x18\x05 \x01(\x11\x12\r\n\x05min_p\x18\x06 \x01(\x01\x12\x18\n\x10presence_penalty\x18\x07 \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\x08 \x01(\x01\x12\x1a\n\x12repetition_penalty\x18\t \x01(\x01\x12\x39\n\nlogit_bias\x18\n \x03(\x0b\x32%.orcaserve.v1.Sampling.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0b \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x0c \x01(\rH\x01\x88\x01\x01\x12+\n\x07grammar\x18\r \x01(\x0b\x32\x15.orcaserve.v1.GrammarH\x02\x88\x01\x01\x12\x12\n\nignore_eos\x18\x0e \x01(\x08\x12&\n\x07pooling\x18\x0f \x01(\x0e\x32\x15.orcaserve.v1.Pooling\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\n\n\x08_grammar\"@\n\x07Grammar\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.orcaserve.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"\x89\x02\n\nFromEngine\x12$\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.FactsH\x00\x12/\n\x06report\x18\x02 \x01(\x0b\x32\x1d.orcaserve.v1.IterationReportH\x00\x12(\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x15.orcaserve.v1.FailureH\x00\x12,\n\theartbeat\x18\x04 \x01(\x0b\x32\x17.orcaserve.v1.HeartbeatH\x00\x12\x18\n\x0eschedule_lines\x18\x05 \x01(\x0cH\x00\x12*\n\x04live\x18\x06 \x01(\x0b\x32\x1a.orcaserve.v1.LiveRequestsH\x00\x42\x06\n\x04kind\"a\n\x0cLiveRequests\x12\x10\n\x08question\x18\x01 \x01(\x04\x12+\n\x08requests\x18\x02 \x03(\x0b\x32\x19.orcaserve.v1.LiveRequest\x12\x12\n\nn_left_out\x18\x03 \x01(\r\"\x99\x01\n\x0bLiveRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03\x61ge\x18\x03 \x01(\x01\x12\x0f\n\x07n_input\x18\x04 \x01(\r\x12\x10\n\x08n_output\x18\x05 \x01(\r\x12\x12\n\nn_reserved\x18\x06 \x01(\x04\x12\x0e\n\x06n_used\x18\x07 \x01(\x04\x12\x13\n\x0bwhy_waiting\x18\x08 \x01(\t\"\x0b\n\tHeartbeat\"\xea\x01\n\x05\x46\x61\x63ts\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x16\n\x0e\x63ontext_length\x18\x03 \x01(\r\x12\x0f\n\x07n_slots\x18\x04 \x01(\x04\x12\x0e\n\x06max_bs\x18\x05 \x01(\r\x12\x11\n\tn_workers\x18\x06 \x01(\r\x12\x0f\n\x07\x65os_ids\x18\x07 \x03(\r\x12\x0e\n\x06window\x18\x08 \x01(\r\x12\x16\n\x0e\x65mbedding_size\x18\t \x01(\r\x12)\n\x06source\x18\n \x01(\x0b\x32\x14.orcaserve.v1.SourceH\x00\x88\x01\x01\x42\t\n\x07_source\";\n\x06Source\x12\x0f\n\x07longest\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x11\n\tpage_size\x18\x03 \x01(\r\"\x88\x05\n\x0fIterationReport\x12\x13\n\x0brequest_ids\x18\x01 \x03(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x12\n\nended_rows\x18\x03 \x03(\r\x12\x32\n\x0e\x66inish_reasons\x18\x04 \x03(\x0e\x32\x1a.orcaserve.v1.FinishReason\x12\x39\n\x06\x65rrors\x18\x05 \x03(\x0b\x32).orcaserve.v1.IterationReport.ErrorsEntry\x12$\n\x06status\x18\x06 \x01(\x0b\x32\x14.orcaserve.v1.Status\x12=\n\x08logprobs\x18\x07 \x03(\x0b\x32+.orcaserve.v1.IterationReport.LogprobsEntry\x12\x37\n\x05\x62\x65gan\x18\x08 \x03(\x0b\x32(.orcaserve.v1.IterationReport.BeganEntry\x12\x41\n\nembeddings\x18\t \x03(\x0b\x32-.orcaserve.v1.IterationReport.EmbeddingsEntry\x1a-\n\x0b\x45rrorsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\x1a\x41\n\nBeganEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\"\n\x05value\x18\x02 \x01(\x0b\x32\x13.orcaserve.v1.Began:\x02\x38\x01\x1a\x31\n\x0f\x45mbeddingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\")\n\x05\x42\x65gan\x12\x0e\n\x06waited\x18\x01 \x01(\x01\x12\x10\n\x08n_cached\x18\x02 \x01(\r\"c\n\x08Logprobs\x12*\n\x05token\x18\x01 \x01(\x0b\x32\x1b.orcaserve.v1.TokenLogprobs\x12+\n\x06prompt\x18\x02 \x01(\x0b\x32\x1b.orcaserve.v1.TokenLogprobs\"f\n\rTokenLogprobs\x12\x10\n\x08logprobs\x18\x01 \x03(\x02\x12\r\n\x05ranks\x18\x02 \x03(\r\x12\r\n\x05n_top\x18\x03 \x03(\r\x12\x0f\n\x07top_ids\x18\x04 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x05 \x03(\x02\"\xd3\x02\n\x06Status\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x11\n\tn_running\x18\x02 \x01(\r\x12\x11\n\tn_waiting\x18\x03 \x01(\r\x12\x0e\n\x06n_live\x18\x04 \x01(\r\x12\x12\n\nn_reserved\x18\x05 \x01(\x04\x12\x0e\n\x06n_used\x18\x06 \x01(\x04\x12\x14\n\x0c\x62\x61tch_tokens\x18\x07 \x01(\r\x12\x19\n\x11\x62\x61tch_initiations\x18\x08 \x01(\r\x12\x19\n\x11iteration_seconds\x18\t \x01(\x01\x12\x19\n\x11scheduler_seconds\x18\n \x01(\x01\x12\x13\n\x0bn_preempted\x18\x0b \x01(\x04\x12\x14\n\x0cn_recomputed\x18\x0c \x01(\x04\x12\x18\n\x10n_waiting_tokens\x18\r \x01(\x04\x12\x10\n\x08n_cached\x18\x0e \x01(\x04\x12\x0e\n\x06n_kept\x18\x0f \x01(\x04\x12\x0e\n\x06n_late\x18\x10 \x01(\x04\"\x1a\n\x07\x46\x61ilure\x12\x0f\n\x07message\x18\x01 \x01(\t*F\n\x07Pooling\x12\x17\n\x13POOLING_UNSPECIFIED\x10\x00\x12\x10\n\x0cPOOLING_MEAN\x10\x01\x12\x10\n\x0cPOOLING_LAST\x10\x02*x\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x15\n\x11GRAMMAR_KIND_LARK\x10\x03*\x95\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x03\x12\x17\n\x13\x46INISH_REASON_ERROR\x10\x04\x32H\n\x06\x45ngine\x12>\n\x06\x41ttach\x12\x16.orcaserve.v1.ToEngine\x1a\x18.orcaserve.v1.FromEngine(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,10 +39,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ITERATIONREPORT_LOGPROBSENTRY']._serialized_options = b'8\001'
   _globals['_ITERATIONREPORT_BEGANENTRY']._loaded_options = None
   _globals['_ITERATIONREPORT_BEGANENTRY']._serialized_options = b'8\001'
-  _globals['_GRAMMARKIND']._serialized_start=2973
-  _globals['_GRAMMARKIND']._serialized_end=3093
-  _globals['_FINISHREASON']._serialized_start=3096
-  _globals['_FINISHREASON']._serialized_end=3245
+  _globals['_ITERATIONREPORT_EMBEDDINGSENTRY']._loaded_options = None
+  _globals['_ITERATIONREPORT_EMBEDDINGSENTRY']._serialized_options = b'8\001'
+  _globals['_POOLING']._serialized_start=3270
+  _globals['_POOLING']._serialized_end=3340
+  _globals['_GRAMMARKIND']._serialized_start=3342
+  _globals['_GRAMMARKIND']._serialized_end=3462
+  _globals['_FINISHREASON']._serialized_start=3465
+  _globals['_FINISHREASON']._serialized_end=3614
   _globals['_TOENGINE']._serialized_start=54
   _globals['_TOENGINE']._serialized_end=168
   _globals['_SUBMIT']._serialized_start=171
@@ -50,39 +54,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TERMS']._serialized_start=366
   _globals['_TERMS']._serialized_end=587
   _globals['_SAMPLING']._serialized_start=590
-  _globals['_SAMPLING']._serialized_end=1059
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=966
-  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1014
-  _globals['_GRAMMAR']._serialized_start=1061
-  _globals['_GRAMMAR']._serialized_end=1125
-  _globals['_FROMENGINE']._serialized_start=1128
-  _globals['_FROMENGINE']._serialized_end=1393
-  _globals['_LIVEREQUESTS']._serialized_start=1395
-  _globals['_LIVEREQUESTS']._serialized_end=1492
-  _globals['_LIVEREQUEST']._serialized_start=1495
-  _globals['_LIVEREQUEST']._serialized_end=1648
-  _globals['_HEARTBEAT']._serialized_start=1650
-  _globals['_HEARTBEAT']._serialized_end=1661
-  _globals['_FACTS']._serialized_start=1664
-  _globals['_FACTS']._serialized_end=1820
-  _globals['_ITERATIONREPORT']._serialized_start=1823
-  _globals['_ITERATIONREPORT']._serialized_end=2353
-  _globals['_ITERATIONREPORT_ERRORSENTRY']._serialized_start=2168
-  _globals['_ITERATIONREPORT_ERRORSENTRY']._serialized_end=2213
-  _globals['_ITERATIONREPORT_LOGPROBSENTRY']._serialized_start=2215
-  _globals['_ITERATIONREPORT_LOGPROBSENTRY']._serialized_end=2286
-  _globals['_ITERATIONREPORT_BEGANENTRY']._serialized_start=2288
-  _globals['_ITERATIONREPORT_BEGANENTRY']._serialized_end=2353
-  _globals['_BEGAN']._serialized_start=2355
-  _globals['_BEGAN']._serialized_end=2396
-  _globals['_LOGPROBS']._serialized_start=2398
-  _globals['_LOGPROBS']._serialized_end=2497
-  _globals['_TOKENLOGPROBS']._serialized_start=2499
-  _globals['_TOKENLOGPROBS']._serialized_end=2601
-  _globals['_STATUS']._serialized_start=2604
-  _globals['_STATUS']._serialized_end=2943
-  _globals['_FAILURE']._serialized_start=2945
-  _globals['_FAILURE']._serialized_end=2971
-  _globals['_ENGINE']._serialized_start=3247
-  _globals['_ENGINE']._serialized_end=3319
+  _globals['_SAMPLING']._serialized_end=1099
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_start=1006
+  _globals['_SAMPLING_LOGITBIASENTRY']._serialized_end=1054
+  _globals['_GRAMMAR']._serialized_start=1101
+  _globals['_GRAMMAR']._serialized_end=1165
+  _globals['_FROMENGINE']._serialized_start=1168
+  _globals['_FROMENGINE']._serialized_end=1433
+  _globals['_LIVEREQUESTS']._serialized_start=1435
+  _globals['_LIVEREQUESTS']._serialized_end=1532
+  _globals['_LIVEREQUEST']._serialized_start=1535
+  _globals['_LIVEREQUEST']._serialized_end=1688
+  _globals['_HEARTBEAT']._serialized_start=1690
+  _globals['_HEARTBEAT']._serialized_end=1701
+  _globals['_FACTS']._serialized_start=1704
+  _globals['_FACTS']._serialized_end=1938
+  _globals['_SOURCE']._serialized_start=1940
+  _globals['_SOURCE']._serialized_end=1999
+  _globals['_ITERATIONREPORT']._serialized_start=2002
+  _globals['_ITERATIONREPORT']._serialized_end=2650
+  _globals['_ITERATIONREPORT_ERRORSENTRY']._serialized_start=2414
+  _globals['_ITERATIONREPORT_ERRORSENTRY']._serialized_end=2459
+  _globals['_ITERATIONREPORT_LOGPROBSENTRY']._serialized_start=2461
+  _globals['_ITERATIONREPORT_LOGPROBSENTRY']._serialized_end=2532
+  _globals['_ITERATIONREPORT_BEGANENTRY']._serialized_start=2534
+  _globals['_ITERATIONREPORT_BEGANENTRY']._serialized_end=2599
+  _globals['_ITERATIONREPORT_EMBEDDINGSENTRY']._serialized_start=2601
+  _globals['_ITERATIONREPORT_EMBEDDINGSENTRY']._serialized_end=2650
+  _globals['_BEGAN']._serialized_start=2652
+  _globals['_BEGAN']._serialized_end=2693
+  _globals['_LOGPROBS']._serialized_start=2695
+  _globals['_LOGPROBS']._serialized_end=2794
+  _globals['_TOKENLOGPROBS']._serialized_start=2796
+  _globals['_TOKENLOGPROBS']._serialized_end=2898
+  _globals['_STATUS']._serialized_start=2901
+  _globals['_STATUS']._serialized_end=3240
+  _globals['_FAILURE']._serialized_start=3242
+  _globals['_FAILURE']._serialized_end=3268
+  _globals['_ENGINE']._serialized_start=3616
+  _globals['_ENGINE']._serialized_end=3688
 # @@protoc_insertion_point(module_scope)

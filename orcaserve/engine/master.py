@@ -9,7 +9,7 @@ from collections.abc import Callable
 from orcaserve.config import EngineConfig
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.core import Batch, EngineEvent, EngineFacts, EngineFailure, Logprobs, OrcaServeError
+from orcaserve.core import Batch, EngineEvent, EngineFacts, EngineFailure, OrcaServeError
 from orcaserve.core.spans import IterationSpans
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines
@@ -41,7 +41,7 @@ class EngineMaster:
         self._deliver: Callable[[EngineEvent], None] | None = None
         self._state = threading.Condition()
         self._n_in_flight = 0
-        self._early: dict[int, Logprobs] = {}  # of the next result
+        self._parts: list[wire.ResultPart] = []  # of the next result
         self._failure: EngineFailure | None = None
         self._over = False
         self._clocks: dict[Place, RemoteClock] = {}  # of other machines' workers, if there is a timeline
@@ -105,11 +105,11 @@ class EngineMaster:
             self._note(place, codec.decode_spans(message.spans))
         elif message.HasField("clock"):
             self._hear_time(place, message.clock)
-        elif message.HasField("logprobs"):
-            self._early |= codec.decode_early(message.logprobs)
+        elif message.HasField("part"):
+            self._parts.append(message.part)
         elif message.HasField("result"):
-            early, self._early = self._early, {}
-            result = codec.decode_result(message.result, early)
+            parts, self._parts = self._parts, []
+            result = codec.decode_result(message.result, parts)
             with self._state:
                 self._n_in_flight -= 1
                 self._state.notify_all()

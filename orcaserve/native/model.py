@@ -215,6 +215,11 @@ class NativeModel:
         """Where `forward` may put hidden states, [N, hidden]."""
         return np.empty((layout.n_tokens, self.spec.hidden_size), np.float32)
 
+    def normed(self, states: Floats) -> Floats:
+        """Hidden states after the last layer [N, hidden] -> those after the last norm."""
+        assert self.weights.norm is not None, "this part has the last norm"
+        return _normed(states, self.weights.norm, self.spec)
+
     def head(self, states: Floats, kv: KVRegion) -> Floats:
         """Hidden states after the last layer [N, hidden] -> their logits, as `forward` gives them: the same to the bit.
 
@@ -249,6 +254,17 @@ def _layer(spec: ModelSpec, number: int, layer: Layer[PackedMatrix, Norm]) -> Na
         spec.window(number),
         -1 if rope is None else ropes.index(rope),
     )
+
+
+def _normed(states: Floats, norm: Norm, spec: ModelSpec) -> Floats:
+    """Each row by itself, in float64: the same to the bit whatever stands beside it."""
+    weight, bias = norm
+    x = states.astype(np.float64)
+    if spec.norm == "layer":
+        x -= x.mean(axis=1, keepdims=True)
+    x /= np.sqrt(np.square(x).mean(axis=1, keepdims=True) + spec.norm_eps)
+    x *= weight
+    return (x if bias is None else x + bias).astype(np.float32)
 
 
 def _head_table(part: Part, weights: NativeWeights | NativePartWeights) -> Table | None:

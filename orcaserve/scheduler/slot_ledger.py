@@ -55,9 +55,9 @@ class SlotLedger:
         """Slots of blocks that nobody uses: not reserved, and not free before they are evicted."""
         return self._prefixes.n_idle * self.page_size if self._prefixes else 0
 
-    def could_ever_fit(self, n: int) -> bool:
-        """Whether a request of n tokens could be reserved for if nobody else held any slots."""
-        return self._whole_pages(n) <= self.n_slots
+    def could_ever_fit(self, request: Request, n: int) -> bool:
+        """Whether the request, of n tokens, could be reserved for if nobody else held any slots."""
+        return self.need(request, n) <= self.n_slots
 
     def need(self, request: Request, n: int) -> int:
         """What is set aside for the request if it is to have n tokens: n slots, rounded up to pages."""
@@ -89,6 +89,7 @@ class SlotLedger:
     def reserve(self, request: Request, n: int) -> None:
         """Set slots aside for a request that has none, for n tokens. The caller has asked `fits` first."""
         assert request.id not in self._reserved
+        assert self._prefixes or self.fits(request, n)  # with prefixes the answer takes long: it is looked at below
         n = self._reserved[request.id] = self.need(request, n)
         self._used[request.id] = 0
         self.n_reserved += n
@@ -142,8 +143,9 @@ class SlotLedger:
         for entry in entries:
             request_id, n = entry.request_id, len(entry.tokens)
             before = all_used[request_id]
-            used = all_used[request_id] = before + n
+            used = before + n
             assert used <= reserved[request_id], "a request outgrew its reservation"
+            all_used[request_id] = used
             if paths and before < (in_blocks := len(paths[request_id]) * page):
                 n = max(used - in_blocks, 0)
             n_used += n
