@@ -6,9 +6,10 @@
 namespace orcaserve::ORCASERVE_ISA {
 namespace {
 
-// The running softmax of one row over a step: scores become weights, the maximum and the sum move on. Returns the
-// maximum's change (old - new).
-inline float softmax_step(float* scores, int n_vecs, int n_visible, float* max, float* sum_lanes) {
+// The running softmax of one row over a step, of which it sees keys n_hidden .. n_visible: scores become weights, the
+// maximum and the sum move on. Returns the maximum's change (old - new).
+inline float softmax_step(float* scores, int n_vecs, int n_hidden, int n_visible, float* max, float* sum_lanes) {
+  for (int j = 0; j < n_hidden; ++j) scores[j] = -kInfinity;
   for (int j = n_visible; j < n_vecs * kLanes; ++j) scores[j] = -kInfinity;
   Vec top = load(scores);
   for (int v = 1; v < n_vecs; ++v) top = maximum(load(scores + v * kLanes), top);
@@ -64,15 +65,19 @@ class FloatKernel {
       store(lanes_ + row * kLanes, Vec{});
     }
     Step<T> now = locate(keys), then;
-    for (int t = keys.begin; t < keys.end; t += kStep, now = then) {
+    for (int t = keys.begin / kStep * kStep; t < keys.end; t += kStep, now = then) {
       const bool more = t + kStep < keys.end;
-      then = more ? locate({keys.request, keys.head, t + kStep, keys.end}) : ahead.end > 0 ? locate(ahead) : now;
+      then = more ? locate({keys.request, keys.head, t + kStep, keys.end}) : ahead.empty() ? now : locate(ahead);
       bool fetch = true;
-      for (int row = most(first_row, u.first_row(t)), n; row < u.n_rows; row += n, fetch = false) {
-        n = tile_rows(u.n_rows - row, kQueryTile);
-        int visible[kQueryTile];
-        for (int r = 0; r < n; ++r) visible[r] = least(u.visible[row + r] - t, kStep);
-        const Tile tile{row, visible, least(visible[n - 1], keys.end - t)};  // the last row sees most
+      const int end_row = u.end_row(t + kStep);
+      for (int row = most(first_row, u.first_row(t)), n; row < end_row; row += n, fetch = false) {
+        n = tile_rows(end_row - row, kQueryTile);
+        int hidden[kQueryTile], visible[kQueryTile];
+        for (int r = 0; r < n; ++r) {
+          hidden[r] = u.hidden(row + r, t);
+          visible[r] = least(u.visible[row + r] - t, kStep);
+        }
+        const Tile tile{u, t, row, hidden, visible, least(visible[n - 1], keys.end - t)};  // the last row sees most
         if (fetch)
           step_of<true>(n, tile, now, then, into);
         else
@@ -84,16 +89,20 @@ class FloatKernel {
 
  private:
   struct Tile {
+    const Unit& unit;
+    int t;               // where the step begins
     int row;             // the first
-    const int* visible;  // of each row: keys of the step that it sees, at least one
+    const int* hidden;   // of each row: keys of the step before its window
+    const int* visible;  // of each row: keys of the step up to its own; at least one of them is in its window
     int n_keys;          // the most
   };
 
   Step<T> locate(const Keys& keys) const {
     const Pages pages(a_, keys.request, keys.head);
     Step<T> step;
+    const int first = keys.begin / kStrip * kStrip;
     for (int s = 0; s < kStep / kStrip; ++s) {
-      const int t = keys.begin + s * kStrip;
+      const int t = most(keys.begin / kStep * kStep + s * kStrip, first);
       if (t < keys.end || s == 0) {
         const int64_t base = pages.base(t) * a_.head_dim;
         step.keys[s] = keys_ + base + pages.slot(t);
@@ -106,6 +115,13 @@ class FloatKernel {
     return step;
   }
 
+  [[gnu::noinline]] void shape(const Tile& tile, int n_rows, int n_vecs) {
+    for (int r = 0; r < n_rows; ++r) {
+      const int row = tile.row + r;
+      Shaping(a_, tile.unit, row, kUnit)(scores_ + r * kStep, n_vecs, tile.unit.visible[row] - 1 - tile.t);
+    }
+  }
+
   // A step of a tile of ROWS rows.
   template <int ROWS, bool FETCH>
   void tile_step(const Tile& tile, const Step<T>& now, const Step<T>& then, const Softmax& into) {
@@ -116,22 +132,24 @@ class FloatKernel {
       score_tile<ROWS, kVecTile, FETCH>(q, d, now, v, page_size_, scores_);
     for (; v < n_vecs; ++v) score_tile<ROWS, 1, FETCH>(q, d, now, v, page_size_, scores_);
 
+    if (a_.softcap != 0.0f || a_.alibi) shape(tile, ROWS, n_vecs);
     float change[kLanes] = {};
     for (int r = 0; r < ROWS; ++r)
-      change[r] = softmax_step(scores_ + r * kStep, n_vecs, tile.visible[r], into.max + tile.row + r,
+      change[r] = softmax_step(scores_ + r * kStep, n_vecs, tile.hidden[r], tile.visible[r], into.max + tile.row + r,
                                lanes_ + (tile.row + r) * kLanes);
     float factor[kLanes];
     store(factor, exp_nonpositive(load(change)));
 
+    // What lies before the first row's window may be no number, which a weight of 0 does not mend.
+    const int begin = tile.hidden[0], end = tile.n_keys;
     float* o = into.o + int64_t{tile.row} * into.stride;
     int c = 0;
     for (; c + kVecTile * kLanes <= d; c += kVecTile * kLanes)
-      value_tile<ROWS, kVecTile, false, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o,
-                                               into.stride);
+      value_tile<ROWS, kVecTile, false, FETCH>(scores_, factor, now, then, begin, end, c, d, page_size_, o, into.stride);
     for (; c + kLanes <= d; c += kLanes)
-      value_tile<ROWS, 1, false, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
+      value_tile<ROWS, 1, false, FETCH>(scores_, factor, now, then, begin, end, c, d, page_size_, o, into.stride);
     if (c < d)
-      value_tile<ROWS, 1, true, FETCH>(scores_, factor, now, then, tile.n_keys, c, d, page_size_, o, into.stride);
+      value_tile<ROWS, 1, true, FETCH>(scores_, factor, now, then, begin, end, c, d, page_size_, o, into.stride);
   }
 
   // tile_step of as many rows as the tile has.
@@ -173,16 +191,17 @@ size_t attention_partial_floats(const Model& m, const Iteration& it, const KVReg
          static_cast<size_t>(n_rows * m.n_kv_heads) * Softmax::floats(1, m.head_dim);
 }
 
-void rope_rows(const Model& m, const Iteration& it, int first, int n, float* cos, float* sin) {
-  const int half = m.rope_dim / 2;
+void rope_rows(const Rope& rope, const Frequencies& frequencies, const Iteration& it, int first, int n, float* cos,
+               float* sin) {
+  const int half = rope.dim / 2;
   for (int token = first; token < first + n; ++token) {
     const int request = it.request_of[token];
     const float position = static_cast<float>(it.contexts[request] + token - it.starts[request]);
-    const float* frequencies = it.frequencies + int64_t{it.frequency_set ? it.frequency_set[request] : 0} * half;
+    const float* of_set = frequencies.values + int64_t{frequencies.set ? frequencies.set[request] : 0} * half;
     for (int i = 0; i < half; ++i) {
-      const float angle = position * frequencies[i];
-      cos[int64_t{token} * half + i] = __builtin_cosf(angle) * m.rope_amplitude;
-      sin[int64_t{token} * half + i] = __builtin_sinf(angle) * m.rope_amplitude;
+      const float angle = position * of_set[i];
+      cos[int64_t{token} * half + i] = __builtin_cosf(angle) * rope.amplitude;
+      sin[int64_t{token} * half + i] = __builtin_sinf(angle) * rope.amplitude;
     }
   }
 }

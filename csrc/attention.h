@@ -15,7 +15,7 @@ constexpr int kPartKeys = 512;
 
 struct AttentionTable {
   const char* isa;
-  void (*rope_rows)(const Model&, const Iteration&, int first, int n, float* cos, float* sin);
+  void (*rope_rows)(const Rope&, const Frequencies&, const Iteration&, int first, int n, float* cos, float* sin);
 };
 
 }  // namespace orcaserve

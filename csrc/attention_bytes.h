@@ -194,6 +194,13 @@ inline Vec keep_first(Vec x, int n, Vec other) {
   return index < n - IntVec{} ? x : other;
 }
 
+// Lanes before n become `other`.
+inline Vec keep_from(Vec x, int n, Vec other) {
+  IntVec index;
+  for (int i = 0; i < kLanes; ++i) index[i] = i;
+  return index < n - IntVec{} ? other : x;
+}
+
 // Numbers of a head that one Hadamard matrix turns: the largest power of two that divides them, at most kHadamard.
 inline int turned_at_once(int head_dim) {
   int n = 1;

@@ -5,8 +5,9 @@
 // maximum, a sum of weights and a weighted sum of values, rescaled whenever the maximum grows. It starts anew every
 // kPartKeys keys, and the results of such parts are merged in order.
 //
-// Order of sums. For a row everything runs from its request's key 0 upwards: steps and parts start at fixed multiples,
-// and keys that a row may not see add exact zeros. So a row's bits depend on its own query and on the keys it sees; not
+// Order of sums. For a row everything runs from its request's key 0, or the first one in its window, upwards: steps and
+// parts start at fixed multiples, rows take no part in those that they see nothing of, and other keys that a row may not
+// see add exact zeros. So a row's bits depend on its own query and on the keys it sees; not
 // on the tile, the block, the other requests, the number of threads, nor on whether its prompt came whole, in chunks or
 // token by token.
 #pragma once
@@ -21,8 +22,8 @@ namespace {
 //   kUnit: what a score of 1 stands for, as a natural logarithm
 //   append(pages, t, k, v): enters the key, which is turned, and the value of token t
 //   enter(row, q): takes a query, which is turned
-//   attend(unit, first row, keys, into, ahead): the softmax of the rows over these keys, which begin at a multiple of
-//     kPartKeys; meanwhile it fetches the first of `ahead`
+//   attend(unit, first row, keys, into, ahead): the softmax of the rows over these keys, which are of one part; meanwhile it
+//     fetches the first of `ahead`
 template <typename Kernel>
 class Attention {
  public:
@@ -160,30 +161,35 @@ class Attention {
 
   void work(Unit u, const Keys& next) {
     if (!appends_early(*u.block)) append(u, most(u.seen - 1, u.keys.begin), u.keys.end);
-    enter(u);
+    if (!u.keys.empty()) enter(u);
     if (u.block->part >= 0) {
       work_part(u, next);
       return;
     }
-    for (int t = 0; t < u.keys.end; t += kPartKeys) {
-      const int end = least(u.keys.end, t + kPartKeys), first_row = u.first_row(t);
+    for (int t = u.keys.begin, end; t < u.keys.end; t = end) {
+      end = least(u.keys.end, (t / kPartKeys + 1) * kPartKeys);
+      const int first_row = u.first_row(t);
       const Keys ahead = end < u.keys.end ? Keys{u.keys.request, u.keys.head, end, u.keys.end} : next;
       const Keys keys{u.keys.request, u.keys.head, t, end};
-      kernel_.attend(u, first_row, keys, t == 0 ? total_ : part_, ahead);
-      if (t > 0) merge(total_, part_, first_row, u.n_rows, Kernel::kUnit);
+      const bool is_first = t == u.keys.begin;
+      kernel_.attend(u, first_row, keys, is_first ? total_ : part_, ahead);
+      if (!is_first) merge(total_, part_, first_row, u.end_row(end), Kernel::kUnit);
     }
     finish(u, total_);
   }
 
-  // One part of several, which other members may work at meanwhile. Who comes last merges them.
+  // One part of several, which other members may work at meanwhile. Who comes last merges them, from the one on in which
+  // the first row's window begins.
   void work_part(const Unit& u, const Keys& next) {
     const Block& b = *u.block;
-    kernel_.attend(u, u.first_row(u.keys.begin), u.keys, partial(u, b.part), next);
+    if (!u.keys.empty()) kernel_.attend(u, u.first_row(u.keys.begin), u.keys, partial(u, b.part), next);
     int32_t* counter = counters_ + int64_t{b.split} * a_.n_kv_heads + u.keys.head;
     if (__atomic_add_fetch(counter, 1, __ATOMIC_ACQ_REL) < b.n_parts) return;
     __atomic_store_n(counter, 0, __ATOMIC_RELAXED);
-    const Softmax into = partial(u, 0);
-    for (int p = 1; p < b.n_parts; ++p) merge(into, partial(u, p), u.first_row(p * kPartKeys), u.n_rows, Kernel::kUnit);
+    const int first_part = u.first_key() / kPartKeys;
+    const Softmax into = partial(u, first_part);
+    for (int p = first_part + 1; p < b.n_parts; ++p)
+      merge(into, partial(u, p), u.first_row(p * kPartKeys), u.end_row((p + 1) * kPartKeys), Kernel::kUnit);
     finish(u, into);
   }
 

@@ -10,7 +10,7 @@ constexpr int kStep = 128;  // keys of a softmax step
 constexpr int kStepVecs = kStep / kLanes;
 static_assert(kPartKeys % kStep == 0, "steps do not cross the border of a part");
 
-// Where the keys and values of a step are. Strips behind the last key repeat the last strip.
+// Where the keys and values of a step are. Strips behind the last key repeat the last strip, those before the first the first.
 template <typename T>
 struct Step {
   const T* keys[kStep / kStrip];  // dimension 0; the next dimension lies page_size further on
@@ -60,17 +60,17 @@ inline void score_tile(const float* q, int head_dim, const Step<T>& step, int fi
     for (int v = 0; v < VECS; ++v) store(scores + r * kStep + (first + v) * kLanes, acc[r][v]);
 }
 
-// o[r][v] = o[r][v] * factor[r] + sum over keys j of weights[r][j] * value row j, for VECS vectors of dimensions from
-// `col` on. SOME: the vector is the last and not full. FETCH: the keys of the step `ahead` are fetched meanwhile.
+// o[r][v] = o[r][v] * factor[r] + sum over keys j from begin to end of weights[r][j] * value row j, for VECS vectors of
+// dimensions from `col` on. SOME: the vector is the last and not full. FETCH: the keys of the step `ahead` are fetched meanwhile.
 template <int ROWS, int VECS, bool SOME, bool FETCH, typename T>
-inline void value_tile(const float* weights, const float* factor, const Step<T>& step, const Step<T>& ahead, int n_keys,
-                       int col, int head_dim, int64_t page_size, float* o, int o_stride) {
+inline void value_tile(const float* weights, const float* factor, const Step<T>& step, const Step<T>& ahead, int begin,
+                       int end, int col, int head_dim, int64_t page_size, float* o, int o_stride) {
   Vec acc[ROWS][VECS];
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < VECS; ++v) acc[r][v] = load(o + r * o_stride + col + v * kLanes) * splat(factor[r]);
-  for (int j = 0; j < n_keys; ++j) {
+  for (int j = begin; j < end; ++j) {
     const T* row = step.values[j / kStrip] + int64_t{j % kStrip} * head_dim + col;
     if constexpr (FETCH) {
       const T* line = ahead.keys[j / kStrip] + (j % kStrip + col) * page_size;

@@ -78,26 +78,31 @@ class Int8Kernel {
       store(lanes_ + row * kLanes, Vec{});
     }
     Step now = locate(keys), then;
-    for (int t = keys.begin; t < keys.end; t += kStep, now = then) {
+    for (int t = keys.begin / kStep * kStep; t < keys.end; t += kStep, now = then) {
       const bool more = t + kStep < keys.end;
-      then = more ? locate({keys.request, keys.head, t + kStep, keys.end}) : ahead.end > 0 ? locate(ahead) : now;
+      then = more ? locate({keys.request, keys.head, t + kStep, keys.end}) : ahead.empty() ? now : locate(ahead);
       for (int s = 0; s < kStrips; ++s) {
         __builtin_prefetch(then.key_scales[s]);
         __builtin_prefetch(then.value_scales[s]);
       }
       take_scales(now, least(kStep, keys.end - t));
       bool fetch = true;
-      for (int row = most(first_row, u.first_row(t)), n; row < u.n_rows; row += n, fetch = false) {
-        const bool on_tiles = suits_tiles(u.n_rows - row);
-        n = tile_rows(u.n_rows - row, on_tiles ? kMostRows : kDotTile);
-        int visible[kMostRows];
-        for (int r = 0; r < n; ++r) visible[r] = least(u.visible[row + r] - t, kStep);
+      const int end_row = u.end_row(t + kStep);
+      for (int row = most(first_row, u.first_row(t)), n; row < end_row; row += n, fetch = false) {
+        const bool on_tiles = suits_tiles(end_row - row);
+        n = tile_rows(end_row - row, on_tiles ? kMostRows : kDotTile);
+        int hidden[kMostRows], visible[kMostRows];
+        for (int r = 0; r < n; ++r) {
+          hidden[r] = u.hidden(row + r, t);
+          visible[r] = least(u.visible[row + r] - t, kStep);
+        }
+        const Tile tile{&u, t, row, hidden, visible};
         if (on_tiles)
-          step_on_tiles(n, {row, visible}, now, fetch ? &then : nullptr, into);
+          step_on_tiles(n, tile, now, fetch ? &then : nullptr, into);
         else if (fetch)
-          step_of<true>(n, {row, visible}, now, then, into);
+          step_of<true>(n, tile, now, then, into);
         else
-          step_of<false>(n, {row, visible}, now, then, into);
+          step_of<false>(n, tile, now, then, into);
       }
     }
     for (int row = first_row; row < u.n_rows; ++row) into.sum[row] = horizontal_sum(load(lanes_ + row * kLanes));
@@ -105,8 +110,13 @@ class Int8Kernel {
 
  private:
   struct Tile {
+    const Unit* unit;
+    int t;               // where the step begins
     int row;             // the first
-    const int* visible;  // of each row: keys of the step that it sees, at least one; the last row sees most
+    const int* hidden;   // of each row: keys of the step before its window
+    const int* visible;  // of each row: keys of the step up to its own, at least one in its window; the last row sees most
+
+    bool shaped(const AttentionCall& a) const { return a.window > 0 || a.softcap != 0.0f || a.alibi; }
   };
 
   struct Quantised {
@@ -155,7 +165,8 @@ class Int8Kernel {
     const Pages pages(a_, keys.request, keys.head);
     Step step;
     for (int s = 0; s < kStrips; ++s) {
-      const int t = least(keys.begin + s * kStrip, (keys.end - 1) / kStrip * kStrip);
+      const int from = most(keys.begin / kStep * kStep + s * kStrip, keys.begin / kStrip * kStrip);
+      const int t = least(from, (keys.end - 1) / kStrip * kStrip);
       const int64_t base = pages.base(t);
       const int slot = pages.slot(t);
       step.keys[s] = keys_ + base * a_.head_dim + slot * 4;
@@ -183,19 +194,30 @@ class Int8Kernel {
     greatest_value_scale_ = horizontal_max(top);
   }
 
-  // Of the values of the step's first n keys.
-  float greatest_value_scale(int n) const {
-    if (n == kStep) return greatest_value_scale_;
+  // Of the values of the step's keys begin .. end.
+  float greatest_value_scale(int begin, int end) const {
+    if (begin == 0 && end == kStep) return greatest_value_scale_;
     Vec top = {};
-    for (int v = 0; v < kStepVecs; ++v)
-      top = maximum(keep_first(load(step_value_scales_ + v * kLanes), n - v * kLanes, Vec{}), top);
+    for (int v = 0; v < kStepVecs; ++v) {
+      const Vec scales = keep_first(load(step_value_scales_ + v * kLanes), end - v * kLanes, Vec{});
+      top = maximum(keep_from(scales, begin - v * kLanes, Vec{}), top);
+    }
     return horizontal_max(top);
+  }
+
+  // The row's scores, which are complete, as the model wants them.
+  [[gnu::noinline]] void shape(const Tile& tile, int r, float* scores, float q_scale) const {
+    const int row = tile.row + r;
+    for (int v = 0; v < kStepVecs; ++v) store(scores + v * kLanes, load(scores + v * kLanes) * splat(q_scale));
+    if (a_.softcap != 0.0f || a_.alibi)
+      Shaping(a_, *tile.unit, row, kUnit)(scores, kStepVecs, tile.unit->visible[row] - 1 - tile.t);
   }
 
   // Integer scores become weights; maxima and sums of the rows move on. A weight is 2^(score - the step's maximum),
   // times the value's scale, times the power of two that brings it up to kBits bits.
   // at: where the tile's rows begin in scores_ and w. begins: what is still to be added to a row's scores, or null.
-  template <int ROWS>
+  // SHAPED: the model has windows, or changes scores.
+  template <int ROWS, bool SHAPED>
   void weigh(const Tile& tile, int at_row, const int32_t* begins, Weights& w, const Softmax& into) {
     // Pointers of its own: after every store the compiler would fetch the members again.
     float* __restrict const all_scores = scores_ + at_row * kStep;
@@ -205,7 +227,10 @@ class Int8Kernel {
     float* __restrict const all_lanes = lanes_ + tile.row * kLanes;
     Vec top[ROWS];
     float shifts[kLanes] = {};
-    const bool whole = tile.visible[0] == kStep;  // all rows see all keys
+    const bool whole = tile.visible[0] == kStep && (!SHAPED || tile.hidden[ROWS - 1] == 0);  // all rows see all keys
+    float unscaled[kLanes];
+    if constexpr (SHAPED) store(unscaled, splat(1.0f));
+    const float* __restrict const scales = SHAPED ? unscaled : q_scales;
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; ++r) {
       float* scores = all_scores + r * kStep;
@@ -215,13 +240,19 @@ class Int8Kernel {
       for (int v = 0; v < kStepVecs; ++v) {
         Vec x = to_floats(load_bytes(scores + v * kLanes) + begin) * load(key_scales + v * kLanes);
         store(scores + v * kLanes, x);
+        if constexpr (SHAPED) continue;
         if (!whole) x = keep_first(x, visible - v * kLanes, splat(-kInfinity));
         top[r] = maximum(x, top[r]);
       }
-      if (!whole) shifts[r] = kBits - exponent_above(greatest_value_scale(visible));
+      if constexpr (SHAPED) {
+        shape(tile, r, scores, q_scales[r]);
+        for (int v = 0; v < kStepVecs; ++v)
+          top[r] = maximum(seen(load(scores + v * kLanes), tile, r, v * kLanes, splat(-kInfinity)), top[r]);
+      }
+      if (!whole) shifts[r] = kBits - exponent_above(greatest_value_scale(SHAPED ? tile.hidden[r] : 0, visible));
     }
     const Vec shift = whole ? splat(kBits - exponent_above(greatest_value_scale_)) : load(shifts);
-    const Vec step_max = row_maxima<1>(top) * load_first(q_scales, ROWS);
+    const Vec step_max = row_maxima<1>(top) * load_first(scales, ROWS);
     const Vec old_max = load_first(into.max + tile.row, ROWS);
     const Vec new_max = maximum(step_max, old_max);
     float offset[kLanes];
@@ -232,7 +263,7 @@ class Int8Kernel {
 #pragma GCC unroll 1
     for (int r = 0; r < ROWS; ++r) {
       const float* scores = all_scores + r * kStep;
-      const Vec q_scale = splat(q_scales[r]);
+      const Vec q_scale = splat(scales[r]);
       const int visible = tile.visible[r];
       Vec sum = {};
       for (int v = 0; v < kStepVecs; v += 4) {
@@ -242,7 +273,10 @@ class Int8Kernel {
           const int at = (v + i) * kLanes;
           Vec p = power_of_2(multiply_add(load(scores + at), q_scale, splat(offset[r])));
           Vec weight = p * load(value_scales + at);
-          if (!whole) {
+          if constexpr (SHAPED) {
+            p = seen(p, tile, r, at, Vec{});
+            weight = seen(weight, tile, r, at, Vec{});
+          } else if (!whole) {
             p = keep_first(p, visible - at, Vec{});
             weight = keep_first(weight, visible - at, Vec{});
           }
@@ -254,6 +288,19 @@ class Int8Kernel {
       float* lanes = all_lanes + r * kLanes;
       store(lanes, multiply_add(sum, splat(w.scale[at_row + r]), load(lanes) * splat(w.factor[at_row + r])));
     }
+  }
+
+  // x of the keys from `at` on, and `other` in the place of those that the row does not see.
+  static Vec seen(Vec x, const Tile& tile, int r, int at, Vec other) {
+    return keep_from(keep_first(x, tile.visible[r] - at, other), tile.hidden[r] - at, other);
+  }
+
+  template <int ROWS>
+  void weigh(const Tile& tile, int at_row, const int32_t* begins, Weights& w, const Softmax& into) {
+    if (tile.shaped(a_))
+      weigh<ROWS, true>(tile, at_row, begins, w, into);
+    else
+      weigh<ROWS, false>(tile, at_row, begins, w, into);
   }
 
   // A step of a tile of ROWS rows.
@@ -293,7 +340,7 @@ class Int8Kernel {
     Weights w;
     constexpr int kSome = 6;
     for (int r = 0; r < n; r += kSome) {
-      const Tile some{tile.row + r, tile.visible + r};
+      const Tile some{tile.unit, tile.t, tile.row + r, tile.hidden + r, tile.visible + r};
       weigh_some<kSome>(least(kSome, n - r), some, r, w, into);
     }
     weigh_values(w, n, values_of_step_, d, into.o + int64_t{tile.row} * into.stride, into.stride);

@@ -13,7 +13,7 @@ constexpr int kMostRows = ORCASERVE_AMX ? 16 : kQueryTile;  // of a tile
 constexpr int kStepVecs = kStep / kLanes;
 static_assert(kPartKeys % kStep == 0, "steps do not cross the border of a part");
 
-// Where the keys and values of a step are. Strips behind the last key repeat the last strip.
+// Where the keys and values of a step are. Strips behind the last key repeat the last strip, those before the first the first.
 struct Step {
   const uint8_t* keys[kStrips];  // the first four dimensions; the next four lie 4 * page_size further on
   const int8_t* values[kStrips];

@@ -102,9 +102,11 @@ struct Pages {
   int slot(int t) const { return t % page_size; }
 };
 
-// Keys begin .. end of a request and a K/V head. Empty: nowhere.
+// Keys begin .. end of a request and a K/V head; of those before, nothing is read but in the begin's own strip.
 struct Keys {
   int request, head, begin, end;
+
+  bool empty() const { return begin >= end; }
 };
 
 struct Unit {
@@ -112,8 +114,9 @@ struct Unit {
   int64_t token;   // row of the flat tensors of its first token
   int group;       // query heads that share the K/V head
   int n_rows;
-  int seen;        // keys that its first token sees; each further token sees one more
-  Keys keys;
+  int seen;        // its first token sees keys up to this one; each further token one more
+  int window;      // how many of them, at most
+  Keys keys;       // from the first that its first token sees
   const int* visible = nullptr;  // keys that each row sees
 
   Unit(const AttentionCall& a, int64_t index) {
@@ -124,13 +127,42 @@ struct Unit {
     group = a.n_heads / a.n_kv_heads;
     n_rows = b.n * group;
     seen = it.contexts[b.request] + b.first + 1;
+    window = a.window > 0 ? a.window : INT32_MAX;
     const int last = seen + b.n - 1, begin = b.part < 0 ? 0 : b.part * kPartKeys;
     const int end = b.part < 0 ? last : least(last, begin + kPartKeys);
-    keys = {b.request, static_cast<int>(index % a.n_kv_heads), begin, end};
+    keys = {b.request, static_cast<int>(index % a.n_kv_heads), most(begin, first_key()), end};
   }
 
-  // The first row that sees key t.
-  int first_row(int t) const { return most(0, t - seen + 1) * group; }
+  // The first key that its first token sees.
+  int first_key() const { return most(0, seen - window); }
+  // How many of the keys from t on lie before the window of a row, which sees keys up to visible[row].
+  int hidden(int row, int t) const { return most(0, most(0, visible[row] - window) - t); }
+  // The rows that see some of the keys begin .. end, which the unit has: from first_row(begin) to end_row(end).
+  int first_row(int begin) const { return most(0, begin - seen + 1) * group; }
+  int end_row(int end) const {
+    return end - seen >= block->n - window ? n_rows : (end - seen + window) * group;
+  }
+};
+
+// What a model does to scores beyond scaling them, of one row. unit: what a score of 1 stands for, as a natural logarithm.
+struct Shaping {
+  float softcap, slope, inverse_softcap;
+
+  Shaping(const AttentionCall& a, const Unit& u, int row, float unit)
+      : softcap(a.softcap / unit),
+        slope(a.alibi ? a.alibi[u.keys.head * u.group + row % u.group] / unit : 0.0f),
+        inverse_softcap(a.softcap != 0.0f ? unit / a.softcap : 0.0f) {}
+
+  // The scores of n_vecs vectors of keys; back: tokens from the query back to the first key.
+  void operator()(float* scores, int n_vecs, int back) const {
+    Vec distance;
+    for (int i = 0; i < kLanes; ++i) distance[i] = static_cast<float>(back - i);
+    for (int v = 0; v < n_vecs; ++v, distance -= splat(kLanes)) {
+      Vec x = load(scores + v * kLanes);
+      if (softcap != 0.0f) x = splat(softcap) * hyperbolic_tangent(x * inverse_softcap);
+      store(scores + v * kLanes, x - splat(slope) * distance);
+    }
+  }
 };
 
 // Other blocks attend to the block's keys.

@@ -113,7 +113,7 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
             const Scales& key_scales, const Scales& value_scales, int first_layer, int n_layers, const Ints& starts,
             const Ints& contexts, const Array<const int32_t, 2>& tables, int rope_dim, float rope_amplitude,
             const std::optional<Array<const float, 2>>& frequencies, const std::optional<Ints>& frequency_set,
-            int cut_for, bool shares) {
+            int cut_for, bool shares, int window, float softcap, const std::optional<Array<const float, 1>>& alibi) {
   require(head_dim > 0 && head_dim % 4 == 0, "head_dim must be a positive multiple of 4");
   const orcaserve::KVRegion kv = region(storage, page_size, head_dim, keys, values, key_scales, value_scales);
   require(first_layer >= 0 && n_layers > 0 && first_layer + n_layers <= static_cast<int>(keys.shape(0)),
@@ -122,14 +122,16 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
   m.head_dim = head_dim;
   m.n_kv_heads = static_cast<int>(keys.shape(2));
   m.n_heads = static_cast<int>(out.shape(1)) / head_dim;
-  m.rope_dim = rope_dim;
-  m.rope_amplitude = rope_amplitude;
+  const orcaserve::Rope rope{rope_dim, rope_amplitude};
+  orcaserve::Frequencies turned_by{};
   require(m.n_heads > 0 && m.n_heads % m.n_kv_heads == 0, "n_heads must be a multiple of n_kv_heads");
   require(rope_dim >= 0 && rope_dim <= head_dim && rope_dim % 2 == 0, "rope_dim must be even and at most head_dim");
 
   Layout layout(starts, contexts, tables);
   orcaserve::Iteration& it = layout.it;
-  check_layout(it, kv);
+  require(window >= 0 && softcap >= 0, "window and softcap must not be negative");
+  require(!alibi || alibi->size() == static_cast<size_t>(m.n_heads), "alibi must have a slope for every head");
+  check_layout(it, kv, window);
   require(qkv.shape(0) == static_cast<size_t>(it.n_tokens) && out.shape(0) == qkv.shape(0) &&
               qkv.shape(1) == static_cast<size_t>((m.n_heads + 2 * m.n_kv_heads) * head_dim) &&
               out.shape(1) == static_cast<size_t>(m.n_heads * head_dim),
@@ -137,7 +139,7 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
   if (rope_dim > 0) {
     require(frequencies && frequencies->shape(1) == static_cast<size_t>(rope_dim / 2) && frequencies->shape(0) > 0,
             "frequencies must be [sets, rope_dim / 2]");
-    it.frequencies = frequencies->data();
+    turned_by.values = frequencies->data();
   }
   if (frequency_set) {
     require(frequency_set->size() == contexts.size(), "there must be one set of frequencies per request");
@@ -145,7 +147,7 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
       require(frequencies && frequency_set->data()[r] >= 0 &&
                   static_cast<size_t>(frequency_set->data()[r]) < frequencies->shape(0),
               "a request names a set of frequencies that does not exist");
-    it.frequency_set = frequency_set->data();
+    turned_by.set = frequency_set->data();
   }
   layout.cut(m, cut_for > 0 ? cut_for : team.size());
   it.shares = shares;
@@ -154,7 +156,7 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
   const orcaserve::KernelTable& kernels = orcaserve::kernels();
   const size_t turned = static_cast<size_t>(it.n_tokens) * static_cast<size_t>(rope_dim / 2);
   std::vector<float> cos(turned), sin(turned);
-  table().rope_rows(m, it, 0, rope_dim > 0 ? it.n_tokens : 0, cos.data(), sin.data());
+  table().rope_rows(rope, turned_by, it, 0, rope_dim > 0 ? it.n_tokens : 0, cos.data(), sin.data());
   const size_t scratch_floats = (kernels.attention_scratch_floats(m, kv) + 15) / 16 * 16;
   std::vector<float> partial(kernels.attention_partial_floats(m, it, kv));
   orcaserve::Buffer scratch;
@@ -163,6 +165,9 @@ void attend(orcaserve::Team& team, const Array<const float, 2>& qkv, const Array
   call.n_kv_heads = m.n_kv_heads;
   call.head_dim = head_dim;
   call.scale = scale;
+  call.softcap = softcap;
+  call.alibi = alibi ? alibi->data() : nullptr;
+  call.window = window;
   call.it = &it;
   call.qkv = qkv.data();
   call.out = out.data();
@@ -203,7 +208,8 @@ void bind_attention(nb::module_& m) {
         "page_size"_a, "keys"_a.noconvert(), "values"_a.noconvert(), "key_scales"_a.noconvert().none(),
         "value_scales"_a.noconvert().none(), "first_layer"_a, "n_layers"_a, "starts"_a.noconvert(),
         "contexts"_a.noconvert(), "tables"_a.noconvert(), "rope_dim"_a, "rope_amplitude"_a,
-        "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(), "cut_for"_a, "shares"_a = false);
+        "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(), "cut_for"_a, "shares"_a = false,
+        "window"_a = 0, "softcap"_a = 0.0f, "alibi"_a.noconvert().none() = nb::none());
   a.def("cut_blocks", &cut_blocks, "starts"_a.noconvert(), "contexts"_a.noconvert(), "group"_a, "n_kv_heads"_a,
         "n_threads"_a);
 }

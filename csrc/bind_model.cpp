@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -75,8 +76,31 @@ class Reader {
     return w;
   }
 
-  // A pair (weight, bias or None).
-  orcaserve::NormWeights norm(nb::handle pair, size_t n) { return {floats(pair[0], n), floats(pair[1], n)}; }
+  // A pair (weight, bias or None), or None.
+  orcaserve::NormWeights norm(nb::handle pair, size_t n) {
+    if (pair.is_none()) return {};
+    return {floats(pair[0], n), floats(pair[1], n)};
+  }
+
+  // `layer`: an object with the fields of orcaserve.native.model.NativeLayer.
+  orcaserve::Layer layer(nb::handle layer, const orcaserve::Model& m) {
+    const auto hidden = static_cast<size_t>(m.hidden), dim = static_cast<size_t>(m.head_dim);
+    const auto together = [&](int n_heads) { return m.norms_all_heads ? static_cast<size_t>(n_heads) * dim : dim; };
+    orcaserve::Layer built{};
+    built.attention_norm = norm(layer.attr("attention_norm"), hidden);
+    built.qkv = matrix(layer.attr("qkv"));
+    built.out = matrix(layer.attr("out"));
+    built.mlp_norm = norm(layer.attr("mlp_norm"), hidden);
+    built.up = matrix(layer.attr("up"));
+    built.down = matrix(layer.attr("down"));
+    built.post_attention_norm = norm(layer.attr("post_attention_norm"), hidden);
+    built.post_mlp_norm = norm(layer.attr("post_mlp_norm"), hidden);
+    built.q_norm = norm(layer.attr("q_norm"), together(m.n_heads));
+    built.k_norm = norm(layer.attr("k_norm"), together(m.n_kv_heads));
+    built.rope = get<int>(layer, "rope");
+    built.window = get<int>(layer, "window");
+    return built;
+  }
 
   // A pair (row format, bytes [rows, bytes of a row]), or None.
   orcaserve::Table table(nb::handle pair) {
@@ -96,11 +120,10 @@ struct BoundModel {
   std::optional<orcaserve::NativeModel> model;
 };
 
-// spec: an object with the sizes of orcaserve.native.model.Shape; layers: tuples (attention norm, qkv, out, MLP norm, up,
-// down); embedding and head: None where another worker has them; head_table: the head's rows as the checkpoint stores them,
-// if it has them in a table.
+// spec: an object with the sizes of orcaserve.native.model.Shape; layers: objects as NativeLayer there; embedding and head:
+// None where another worker has them; head_table: the head's rows as the checkpoint stores them, if it has them in a table.
 void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::handle positions, const nb::list& layers,
-                nb::handle norm, nb::handle head, nb::handle head_table) {
+                nb::handle norm, nb::handle head, nb::handle head_table, nb::handle embedding_norm) {
   new (self) BoundModel();
   Reader read(self->kept);
   orcaserve::Model m{};
@@ -115,17 +138,25 @@ void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::han
   m.activation = static_cast<orcaserve::Activation>(get<int>(spec, "activation"));
   m.gated = get<bool>(spec, "gated");
   m.attention_scale = get<float>(spec, "attention_scale");
-  m.rope_dim = get<int>(spec, "rope_dim");
-  m.rope_amplitude = get<float>(spec, "rope_amplitude");
+  m.attention_softcap = get<float>(spec, "attention_softcap");
+  const auto ropes = get<std::vector<std::pair<int, float>>>(spec, "ropes");
+  require(ropes.size() <= orcaserve::kRopes, "positions turn in more ways than the kernels know");
+  for (size_t i = 0; i < ropes.size(); ++i) m.ropes[i] = {ropes[i].first, ropes[i].second};
+  m.norms_all_heads = get<bool>(spec, "norms_all_heads");
+  m.parallel = get<bool>(spec, "parallel");
+  m.embedding_scale = get<float>(spec, "embedding_scale");
+  m.residual_scale = get<float>(spec, "residual_scale");
+  m.logit_scale = get<float>(spec, "logit_scale");
+  m.logit_softcap = get<float>(spec, "logit_softcap");
   m.first = !embedding.is_none();
   m.last = !head.is_none();
+  m.alibi = read.floats(spec.attr("alibi"), static_cast<size_t>(m.n_heads));
   m.embedding = read.table(embedding);
   m.positions = read.table(positions);
   const auto hidden = static_cast<size_t>(m.hidden);
+  m.embedding_norm = read.norm(embedding_norm, hidden);
   std::vector<orcaserve::Layer> built;
-  for (nb::handle layer : layers)
-    built.push_back({read.norm(layer[0], hidden), read.matrix(layer[1]), read.matrix(layer[2]),
-                     read.norm(layer[3], hidden), read.matrix(layer[4]), read.matrix(layer[5])});
+  for (nb::handle layer : layers) built.push_back(read.layer(layer, m));
   if (m.last) {
     m.norm_out = read.norm(norm, hidden);
     m.head = read.matrix(head);
@@ -192,14 +223,15 @@ void call_all_reduce(void* context, float* x, int64_t n, int64_t n_next) {
 
 void add_in_shared_memory(void* context, float* x, int64_t n, int64_t) { static_cast<orcaserve::SharedSums*>(context)->add(x, n); }
 
+// frequencies, frequency_sets: of each of the model's ropes [sets, dim / 2], and which set each request takes, or None.
 // all_reduce: SharedSums, which the kernels call by themselves, or what is called with address, numbers and next numbers.
 void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const Ints& starts, const Ints& contexts,
          const IntRows& tables, std::optional<Ints> token_ids,
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> hidden,
          std::optional<Ints> logit_rows,
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits,
-         std::optional<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> frequencies,
-         std::optional<Ints> frequency_set, nb::handle all_reduce,
+         const std::vector<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>& frequencies,
+         const std::vector<std::optional<Ints>>& frequency_sets, nb::handle all_reduce,
          std::optional<std::vector<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>> observed, bool shares) {
   const orcaserve::Model& m = self.model->model();
   const size_t n = contexts.size();
@@ -230,16 +262,19 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
     it.logit_rows = logit_rows->data();
     it.logits = logits->data();
   }
-  if (frequencies) {
-    require(frequencies->shape(1) == static_cast<size_t>(m.rope_dim / 2), "frequencies must be [sets, rope_dim / 2]");
-    it.frequencies = frequencies->data();
-  }
-  if (frequency_set) {
-    require(frequencies && frequency_set->size() == n, "there must be one set of frequencies per request");
+  require(frequencies.size() <= orcaserve::kRopes && frequency_sets.size() == frequencies.size(),
+          "frequencies belong to the model's ropes, and sets to frequencies");
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    require(frequencies[i].shape(0) > 0 && frequencies[i].shape(1) == static_cast<size_t>(m.ropes[i].dim / 2),
+            "frequencies must be [sets, rope_dim / 2]");
+    it.frequencies[i].values = frequencies[i].data();
+    const std::optional<Ints>& set = frequency_sets[i];
+    if (!set) continue;
+    require(set->size() == n, "there must be one set of frequencies per request");
     for (size_t r = 0; r < n; ++r)
-      require(frequency_set->data()[r] >= 0 && static_cast<size_t>(frequency_set->data()[r]) < frequencies->shape(0),
+      require(set->data()[r] >= 0 && static_cast<size_t>(set->data()[r]) < frequencies[i].shape(0),
               "a request names a set of frequencies that does not exist");
-    it.frequency_set = frequency_set->data();
+    it.frequencies[i].set = set->data();
   }
   AllReduce reduce{};
   if (nb::isinstance<orcaserve::SharedSums>(all_reduce)) {
@@ -277,9 +312,9 @@ void bind_model(nb::module_& m) {
            "key_scales"_a.none(), "value_scales"_a.none());
   nb::class_<BoundModel>(m, "Model")
       .def("__init__", &make_model, "spec"_a, "embedding"_a.none(), "positions"_a.none(), "layers"_a, "norm"_a.none(),
-           "head"_a.none(), "head_table"_a.none() = nb::none())
+           "head"_a.none(), "head_table"_a.none() = nb::none(), "embedding_norm"_a.none() = nb::none())
       .def("run", &run, "team"_a, "kv"_a, "starts"_a.noconvert(), "contexts"_a.noconvert(), "page_tables"_a.noconvert(),
            "token_ids"_a.noconvert().none(), "hidden"_a.noconvert().none(), "logit_rows"_a.noconvert().none(),
-           "logits"_a.noconvert().none(), "frequencies"_a.noconvert().none(), "frequency_set"_a.noconvert().none(),
+           "logits"_a.noconvert().none(), "frequencies"_a.noconvert(), "frequency_sets"_a.noconvert(),
            "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none(), "shares"_a = false);
 }

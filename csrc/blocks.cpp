@@ -37,7 +37,7 @@ int32_t home_of(int row, int n_rows, int n_threads) {
 
 }  // namespace
 
-void check_layout(const Iteration& it, const KVRegion& kv) {
+void check_layout(const Iteration& it, const KVRegion& kv, int window) {
   require(it.n_requests > 0, "a layout holds at least one request");
   require(kv.page_size > 0 && kv.page_size % 16 == 0, "page_size must be a positive multiple of 16");
   require(it.starts[0] == 0, "starts must begin with 0");
@@ -50,7 +50,8 @@ void check_layout(const Iteration& it, const KVRegion& kv) {
     require(tokens <= INT32_MAX - 2 * kPartKeys, "a request is longer than the kernels can count");
     require(pages <= it.table_width, "a page table is shorter than its tokens");
     const int32_t* row = it.table + r * it.table_width;
-    for (int64_t i = 0; i < pages; ++i)
+    const int first_key = window > 0 ? std::max(0, it.contexts[r] + 1 - window) : 0;
+    for (int64_t i = first_key / kv.page_size; i < pages; ++i)
       require(row[i] >= 0 && row[i] < kv.n_pages, "a page number lies outside the region");
   }
   require(it.starts[it.n_requests] == it.n_tokens, "starts must end with the number of tokens");

@@ -13,6 +13,7 @@ constexpr int kAlone = 8;    // up to so many rows every member prepares by itse
 // Rows for which a member reads all weights rather than its share of them: as many take longer to compute than to fetch.
 constexpr int kRowsPerCut = ORCASERVE_AMX ? 64 : ORCASERVE_VECTOR_BYTES == 64 ? 16 : 32;
 constexpr int kRowsPerUnit = 16;
+constexpr float kClose = 1.0f;  // logits within it of the largest are computed anew
 
 int least(int a, int b) { return a < b ? a : b; }
 int most(int a, int b) { return a > b ? a : b; }
@@ -173,9 +174,17 @@ void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, c
   team.barrier(member);
 }
 
+// Whether something is done with what Linears give before it is added to the hidden states.
+bool changes_sums(const Model& m) {
+  if (m.residual_scale != 1.0f) return true;
+  for (int i = 0; i < m.n_layers; ++i)
+    if (m.layers[i].post_attention_norm.weight || m.layers[i].post_mlp_norm.weight) return true;
+  return false;
+}
+
 // Memory of an iteration.
 struct Workspace {
-  float *qkv, *attended, *wide, *partial_sums, *cos, *sin, *head_row, *attention_scratch, *attention_partial;
+  float *qkv, *attended, *wide, *sums, *cos[kRopes], *sin[kRopes], *head_row, *attention_scratch, *attention_partial;
   size_t scratch_floats;
   Operand shared, own;  // own: room for kAlone rows of each member
   int64_t own_q, own_x, own_groups, own_exact;
@@ -190,13 +199,16 @@ struct Workspace {
       for (const Matrix* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) room.fit(*w);
     }
     if (m.last) room.fit(m.head);
+    const bool apart = it.all_reduce || changes_sums(m);
     Carver c(base);
     qkv = c.take<float>(n * heads * m.head_dim);
     attended = c.take<float>(n * m.n_heads * m.head_dim);
     wide = c.take<float>(block * m.intermediate);
-    partial_sums = c.take<float>(it.all_reduce ? block * m.hidden : 0);
-    cos = c.take<float>(n * m.rope_dim / 2);
-    sin = c.take<float>(n * m.rope_dim / 2);
+    sums = c.take<float>(apart ? block * m.hidden : 0);
+    for (int i = 0; i < kRopes; ++i) {
+      cos[i] = c.take<float>(n * m.ropes[i].dim / 2);
+      sin[i] = c.take<float>(n * m.ropes[i].dim / 2);
+    }
     head_row = c.take<float>(m.head_rows.rows ? int64_t{m.hidden} * n_threads : 0);
     scratch_floats = (ORCASERVE_ISA::attention_scratch_floats(m, kv) + 15) / 16 * 16;
     attention_scratch = c.take<float>(static_cast<int64_t>(scratch_floats) * n_threads);
@@ -265,15 +277,26 @@ class Pass {
 
   void begin() {
     for_rows(it_.n_tokens, false, team_, member_, kRowsPerUnit, [&](int row) {
-      if (m_.first) {
-        read_row(m_.embedding, it_.token_ids[row], hidden_, x(row));
-        if (m_.positions.rows) {
-          const int r = it_.request_of[row];
-          add_row(m_.positions, it_.contexts[r] + row - it_.starts[r], hidden_, x(row));
-        }
-      }
-      if (m_.rope_dim) rope_rows(m_, it_, row, 1, ws_.cos, ws_.sin);
+      if (m_.first) embed(row);
+      for (int i = 0; i < kRopes; ++i)
+        if (m_.ropes[i].dim) rope_rows(m_.ropes[i], it_.frequencies[i], it_, row, 1, ws_.cos[i], ws_.sin[i]);
     });
+  }
+
+  void embed(int row) {
+    read_row(m_.embedding, it_.token_ids[row], hidden_, x(row));
+    if (m_.embedding_scale != 1.0f) scale_row(x(row), hidden_, m_.embedding_scale);
+    if (m_.embedding_norm.weight) normalise(m_.norm, m_.norm_eps, m_.embedding_norm, x(row), hidden_, x(row));
+    if (m_.positions.rows) {
+      const int r = it_.request_of[row];
+      add_row(m_.positions, it_.contexts[r] + row - it_.starts[r], hidden_, x(row));
+    }
+  }
+
+  // The operand of `w` from rows of the hidden states, normed if the model has the norm.
+  Operand read(const Matrix& w, int index, int first, int n, const NormWeights& norm) {
+    if (!norm.weight) return take(w, index, n, x(first));
+    return prepare(w, index, n, &norm, [&](int row) { return x(first + row); });
   }
 
   // The operand of `w`, the index-th matrix, from rows source(i) of floats; norm may be null.
@@ -311,22 +334,45 @@ class Pass {
 
   void project(const Layer& layer, int index, int first, int n) {
     const Matrix& w = layer.qkv;
-    const Operand operand = prepare(w, 4 * index, n, &layer.attention_norm, [&](int row) { return x(first + row); });
-    multiply(w, operand, n, {Sink::kStore, ws_.qkv + int64_t{first} * w.n_out, w.n_out}, &layer.out, team_, member_);
+    const Operand operand = read(w, 4 * index, first, n, layer.attention_norm);
+    const Matrix* then = m_.parallel ? &layer.up : &layer.out;
+    multiply(w, operand, n, {Sink::kStore, ws_.qkv + int64_t{first} * w.n_out, w.n_out}, then, team_, member_);
+    if (layer.q_norm.weight) norm_heads(layer, first, n);
+  }
+
+  // Norms the queries and keys of some rows where they are.
+  void norm_heads(const Layer& layer, int first, int n) {
+    const int dim = m_.head_dim;
+    const auto norm = [&](const NormWeights& w, float* heads, int n_heads) {
+      const int n_together = m_.norms_all_heads ? n_heads : 1;
+      for (int head = 0; head < n_heads; head += n_together)
+        normalise(m_.norm, m_.norm_eps, w, heads + head * dim, n_together * dim, heads + head * dim);
+    };
+    for_rows(n, false, team_, member_, kRowsPerUnit, [&](int row) {
+      float* heads = ws_.qkv + int64_t{first + row} * layer.qkv.n_out;
+      norm(layer.q_norm, heads, m_.n_heads);
+      norm(layer.k_norm, heads + m_.n_heads * dim, m_.n_kv_heads);
+    });
   }
 
   void attend(int index) {
+    const int rope = m_.layers[index].rope;
     AttentionCall call{};
     call.n_heads = m_.n_heads;
     call.n_kv_heads = m_.n_kv_heads;
     call.head_dim = m_.head_dim;
     call.scale = m_.attention_scale;
+    call.softcap = m_.attention_softcap;
+    call.alibi = m_.alibi;
+    call.window = m_.layers[index].window;
     call.it = &it_;
     call.qkv = ws_.qkv;
     call.out = ws_.attended;
-    call.rope_dim = m_.rope_dim;
-    call.cos = ws_.cos;
-    call.sin = ws_.sin;
+    if (rope >= 0) {
+      call.rope_dim = m_.ropes[rope].dim;
+      call.cos = ws_.cos[rope];
+      call.sin = ws_.sin[rope];
+    }
     call.kv = &kv_;
     call.layer = index;
     call.scratch = ws_.attention_scratch;
@@ -337,31 +383,44 @@ class Pass {
   }
 
   void finish(const Layer& layer, int index, int first, int n) {
+    if (m_.parallel) widen(layer, index, first, n, &layer.out);  // before attention is added to what it reads
     const Operand attended = take(layer.out, 4 * index + 1, n, ws_.attended + int64_t{first} * layer.out.n_in);
-    accumulate(layer.out, attended, first, n, &layer.up, n);
-    const Operand normed = prepare(layer.up, 4 * index + 2, n, &layer.mlp_norm, [&](int row) { return x(first + row); });
-    multiply(layer.up, normed, n, {m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation},
-             &layer.down, team_, member_);
+    const Matrix* after = m_.parallel ? &layer.down : &layer.up;
+    accumulate(layer.out, attended, layer.post_attention_norm, first, n, after, n);
+    if (!m_.parallel) widen(layer, index, first, n, &layer.down);
     const Operand wide = take(layer.down, 4 * index + 3, n, ws_.wide);
     const Matrix* then = index + 1 < m_.n_layers ? &m_.layers[index + 1].qkv : m_.last ? &m_.head : nullptr;
     const int next = first + n < it_.n_tokens ? first + n : index + 1 < m_.n_layers ? 0 : it_.n_tokens;
-    accumulate(layer.down, wide, first, n, then, least(kRowBlock, it_.n_tokens - next));
+    accumulate(layer.down, wide, layer.post_mlp_norm, first, n, then, least(kRowBlock, it_.n_tokens - next));
   }
 
-  // x += operand W^T, summed over shards. n_next: rows of the next such sum.
-  void accumulate(const Matrix& w, const Operand& operand, int first, int n, const Matrix* then, int n_next) {
-    if (!it_.all_reduce) {
+  // The first half of the MLP.
+  void widen(const Layer& layer, int index, int first, int n, const Matrix* then) {
+    const Operand operand = read(layer.up, 4 * index + 2, first, n, layer.mlp_norm);
+    multiply(layer.up, operand, n, {m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation},
+             then, team_, member_);
+  }
+
+  // x += scale * norm(operand W^T, summed over shards). n_next: rows of the next such sum.
+  void accumulate(const Matrix& w, const Operand& operand, const NormWeights& norm, int first, int n, const Matrix* then,
+                  int n_next) {
+    const float scale = m_.residual_scale;
+    if (!it_.all_reduce && !norm.weight && scale == 1.0f) {
       multiply(w, operand, n, {Sink::kAdd, x(first), hidden_}, then, team_, member_);
       return;
     }
-    multiply(w, operand, n, {Sink::kStore, ws_.partial_sums, hidden_}, then, team_, member_);
-    if (member_ == 0) 
-      it_.all_reduce(it_.all_reduce_context, ws_.partial_sums, int64_t{n} * hidden_, int64_t{n_next} * hidden_);
-    team_.barrier(member_);
+    multiply(w, operand, n, {Sink::kStore, ws_.sums, hidden_}, then, team_, member_);
+    if (it_.all_reduce) {
+      if (member_ == 0)
+        it_.all_reduce(it_.all_reduce_context, ws_.sums, int64_t{n} * hidden_, int64_t{n_next} * hidden_);
+      team_.barrier(member_);
+    }
     for_rows(n, false, team_, member_, kRowsPerUnit, [&](int row) {
-      const float* from = ws_.partial_sums + int64_t{row} * hidden_;
+      float* sum = ws_.sums + int64_t{row} * hidden_;
       float* to = x(first + row);
-      for (int i = 0; i < hidden_; ++i) to[i] += from[i];
+      if (norm.weight) normalise(m_.norm, m_.norm_eps, norm, sum, hidden_, sum);
+      if (scale != 1.0f) return add_scaled(sum, hidden_, scale, to);
+      for (int i = 0; i < hidden_; ++i) to[i] += sum[i];
     });
   }
 
@@ -372,11 +431,18 @@ class Pass {
           prepare(m_.head, 4 * m_.n_layers, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
       multiply(m_.head, operand, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},
                m_.n_layers ? &m_.layers[0].qkv : nullptr, team_, member_);
-      if (!m_.head_rows.rows) continue;
+      const bool scales = m_.logit_scale != 1.0f || m_.logit_softcap != 0.0f;
+      if (!m_.head_rows.rows && !scales) continue;
       float* buffer = ws_.head_row + int64_t{hidden_} * member_;
       for_rows(n, false, team_, member_, 1, [&](int row) {
-        rescore(m_.head_rows, m_.head.bias, operand.x + row * operand.stride, hidden_,
-                it_.logits + int64_t{first + row} * m_.vocab, m_.vocab, buffer);
+        float* logits = it_.logits + int64_t{first + row} * m_.vocab;
+        if (m_.head_rows.rows)
+          rescore(m_.head_rows, m_.head.bias, operand.x + row * operand.stride, hidden_, logits, m_.vocab, buffer,
+                  kClose / m_.logit_scale);
+        if (m_.logit_softcap != 0.0f)
+          cap_row(logits, m_.vocab, m_.logit_scale, m_.logit_softcap);
+        else if (scales)
+          scale_row(logits, m_.vocab, m_.logit_scale);
       });
     }
   }

@@ -29,6 +29,9 @@ struct AttentionCall {
   int n_kv_heads;
   int head_dim;
   float scale;
+  float softcap;       // as in Model
+  const float* alibi;  // as in Model
+  int window;          // as in Layer
   const Iteration* it;
   // [n_tokens][(n_heads + 2 n_kv_heads) * head_dim]: q, k and v side by side, not yet turned by their positions.
   const float* qkv;
@@ -94,12 +97,17 @@ void normalise(Norm kind, float eps, const NormWeights& w, const float* x, int n
 // then q = x / scale to the nearest, scale = (largest |x| of the group) / 127. int4: the same without the turning, groups of 32.
 // The exact inputs of the matrix go to `exact` and count as 0 in q.
 void quantise(const Matrix& w, const float* x, const Operand& to, int row);
-// Computes anew, from the checkpoint's own rows and in float32, the logits that are within kClose of the largest (the first
+// Computes anew, from the checkpoint's own rows and in float32, the logits that are within `close` of the largest (the first
 // kMostClose of them): only they decide about a greedy choice, and most of a drawn one. x: [hidden], the head's input;
 // buffer: [hidden].
-constexpr float kClose = 1.0f;
 constexpr int kMostClose = 32;
-void rescore(const Table& head_rows, const float* bias, const float* x, int hidden, float* logits, int vocab, float* buffer);
+void rescore(const Table& head_rows, const float* bias, const float* x, int hidden, float* logits, int vocab, float* buffer,
+             float close);
+// x[n] = scale * x, and cap * tanh(scale * x / cap).
+void scale_row(float* x, int n, float scale);
+void cap_row(float* x, int n, float scale, float cap);
+// to[n] += scale * x.
+void add_scaled(const float* x, int n, float scale, float* to);
 // What is done with a tile of results, [n_rows][kPanel] floats of stride kPanel, n_cols of them real. bias may be null.
 void store_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
 void add_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
@@ -110,8 +118,8 @@ void gate_tile(Activation act, const float* gate, const float* up, int n_rows, i
 // ---- attention.cpp, attention_int8.cpp ----
 size_t attention_scratch_floats(const Model&, const KVRegion&);                    // of one member
 size_t attention_partial_floats(const Model&, const Iteration&, const KVRegion&);  // of all together; kept between layers
-// The cosines and sines of rows first .. first + n of the iteration: cos, sin are [n_tokens][rope_dim / 2].
-void rope_rows(const Model&, const Iteration&, int first, int n, float* cos, float* sin);
+// The cosines and sines of rows first .. first + n of the iteration: cos, sin are [n_tokens][dim / 2].
+void rope_rows(const Rope&, const Frequencies&, const Iteration&, int first, int n, float* cos, float* sin);
 // Turns q and k by their positions, appends k and v to the pages, attends. Every member calls it with the same arguments and
 // its own number, right after a barrier; it takes its units from the team, and may use barriers inside. All results are
 // written when every member has returned (the caller puts a barrier behind it). The layers of an iteration come in order.

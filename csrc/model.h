@@ -57,8 +57,8 @@ enum class Norm : int { kRms = 0, kLayer = 1 };
 enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3 };
 
 struct NormWeights {
-  const float* weight;  // [hidden]
-  const float* bias;    // [hidden], or null
+  const float* weight;  // [n] of what is normed; null: there is no such norm
+  const float* bias;    // [n], or null
 };
 
 struct Layer {
@@ -68,7 +68,22 @@ struct Layer {
   NormWeights mlp_norm;
   Matrix up;  // gated: panel 2 i holds outputs of the gate, panel 2 i + 1 the same outputs of up
   Matrix down;
+  // Of what attention and MLP give, before it is added to the hidden states.
+  NormWeights post_attention_norm;
+  NormWeights post_mlp_norm;
+  // Of queries and keys before they are turned: [head_dim], or all heads of a token (Model::norms_all_heads).
+  NormWeights q_norm;
+  NormWeights k_norm;
+  int rope;    // which of Model::ropes turns its queries and keys; -1: none
+  int window;  // to how many tokens back, itself counted, a token attends; 0: to all
 };
+
+// How positions turn queries and keys: dimensions of a head from its first one on, and a factor of what is turned.
+struct Rope {
+  int dim;  // 0: none are turned
+  float amplitude;
+};
+constexpr int kRopes = 2;  // ways that a model may have, each for some of its layers
 
 // Rows as the checkpoint stores them: GGUF's block kinds stay packed.
 enum class RowFormat : int { kFloat32 = 0, kBFloat16 = 1, kQ8_0 = 2, kQ4_0 = 3, kQ4_1 = 4 };
@@ -93,12 +108,20 @@ struct Model {
   Activation activation;
   bool gated;
   float attention_scale;
-  int rope_dim;  // dimensions of a head that positions turn, 0 without rotary positions
-  float rope_amplitude;
+  float attention_softcap;  // c: a score x becomes c tanh(x / c); 0: it stays
+  const float* alibi;       // [n_heads]: taken off a score for each token between query and key; or null
+  Rope ropes[kRopes];
+  bool norms_all_heads;  // q_norm and k_norm are of all heads of a token together
+  bool parallel;         // the MLP reads the layer's input
+  float embedding_scale;
+  float residual_scale;  // of whatever is added to the hidden states
+  float logit_scale;
+  float logit_softcap;   // c: a logit x becomes c tanh(x / c); 0: it stays
 
   bool first;        // has the embedding: takes token ids, else hidden states
   bool last;         // has the head: gives logits, else hidden states
   Table embedding;   // if first
+  NormWeights embedding_norm;  // if first; or none
   Table positions;   // learned positions; rows null without
   const Layer* layers;
   int n_layers;
@@ -149,6 +172,12 @@ struct Block {
   int32_t home;     // the member of the team that works on the first token's row in the other operators
 };
 
+// By how much a Rope turns.
+struct Frequencies {
+  const float* values;  // [sets][dim / 2] radians per position
+  const int32_t* set;   // [n_requests], or null: all use set 0
+};
+
 struct Iteration {
   // Request r owns rows starts[r] .. starts[r + 1] of the flat tensors and has contexts[r] earlier tokens in its pages;
   // table[r * table_width + i] is its i-th page.
@@ -156,7 +185,7 @@ struct Iteration {
   int n_tokens;
   const int32_t* starts;
   const int32_t* contexts;
-  const int32_t* table;
+  const int32_t* table;  // Where all layers have a window, nothing is read of pages that lie before all of them.
   int64_t table_width;
   const int32_t* request_of;  // [n_tokens]
   const Block* blocks;        // all tokens, cut; those of requests with more than one run of tokens come first
@@ -170,8 +199,7 @@ struct Iteration {
   const int32_t* logit_rows; // [n_logits]
   float* logits;             // [n_logits, vocab]
 
-  const float* frequencies;      // [sets][rope_dim / 2] radians per position
-  const int32_t* frequency_set;  // [n_requests], or null: all use set 0
+  Frequencies frequencies[kRopes];  // of Model::ropes
 
   // Where the squares of every input of every Linear are added up, or null: observed[4 i + j][n] for qkv, out, up, down of
   // layer i, and observed[4 n_layers] for the head. For choosing Matrix::exact.

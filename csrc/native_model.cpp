@@ -21,8 +21,8 @@ bool fits_group(const Matrix& w) {
   return w.group > 0 && w.group <= kMaxGroup && w.group % kHadamard == 0 && w.n_in_padded % w.group == 0;
 }
 
+// A norm that a model may do without.
 void check_norm(const NormWeights& norm, Norm kind, const char* what) {
-  require(norm.weight != nullptr, std::string(what) + " has no weight");
   require(kind == Norm::kLayer || norm.bias == nullptr, std::string(what) + " of kind RMS has a bias");
 }
 
@@ -50,18 +50,33 @@ NativeModel::NativeModel(const Model& model, std::vector<Layer> layers) : model_
   m.n_layers = static_cast<int>(layers_.size());
   require(m.hidden > 0 && m.head_dim > 0 && m.head_dim % 4 == 0, "head_dim must be a multiple of 4");
   require(m.n_kv_heads > 0 && m.n_heads > 0 && m.n_heads % m.n_kv_heads == 0, "n_heads must be a multiple of n_kv_heads");
-  require(m.rope_dim >= 0 && m.rope_dim <= m.head_dim && m.rope_dim % 2 == 0, "rope_dim must be even and at most head_dim");
+  for (const Rope& rope : m.ropes)
+    require(rope.dim >= 0 && rope.dim <= m.head_dim && rope.dim % 2 == 0, "rope_dim must be even and at most head_dim");
+  require(m.logit_scale > 0, "logit_scale must be positive");
+  require(m.logit_softcap >= 0 && m.attention_softcap >= 0, "a softcap must not be negative");
   const int q = m.n_heads * m.head_dim, kv = m.n_kv_heads * m.head_dim;
   for (const Layer& layer : layers_) {
     check_norm(layer.attention_norm, m.norm, "attention_norm");
     check_norm(layer.mlp_norm, m.norm, "mlp_norm");
+    check_norm(layer.post_attention_norm, m.norm, "post_attention_norm");
+    check_norm(layer.post_mlp_norm, m.norm, "post_mlp_norm");
+    check_norm(layer.q_norm, m.norm, "q_norm");
+    check_norm(layer.k_norm, m.norm, "k_norm");
+    require(!layer.q_norm.weight == !layer.k_norm.weight, "queries and keys are normed, or neither");
+    require(layer.window >= 0, "a window must not be negative");
+    require(layer.rope >= -1 && layer.rope < kRopes, "a layer names a way to turn that does not exist");
     check_matrix(layer.qkv, "qkv", q + 2 * kv, m.hidden);
     check_matrix(layer.out, "out", m.hidden, q);
     check_matrix(layer.up, "up", m.gated ? 2 * m.intermediate : m.intermediate, m.hidden, m.gated);
     check_matrix(layer.down, "down", m.hidden, m.intermediate);
   }
   require(!m.first || m.embedding.rows != nullptr, "the first worker needs the embedding");
+  check_norm(m.embedding_norm, m.norm, "embedding_norm");
+  const auto by_window = [](const Layer& a, const Layer& b) { return a.window < b.window; };
+  if (!layers_.empty() && std::min_element(layers_.begin(), layers_.end(), by_window)->window > 0)
+    window_ = std::max_element(layers_.begin(), layers_.end(), by_window)->window;
   if (m.last) {
+    require(m.norm_out.weight != nullptr, "the last worker needs the norm before the head");
     check_norm(m.norm_out, m.norm, "norm");
     check_matrix(m.head, "head", m.vocab, m.hidden);
     require(!m.head_rows.rows || m.head_rows.n_rows == m.vocab, "the head's rows are not the vocabulary's");
@@ -69,7 +84,7 @@ NativeModel::NativeModel(const Model& model, std::vector<Layer> layers) : model_
 }
 
 void NativeModel::check(const Iteration& it, const KVRegion& kv) const {
-  check_layout(it, kv);
+  check_layout(it, kv, window_);
   if (model_.first) {
     require(it.token_ids != nullptr, "the first worker needs token ids");
     for (int i = 0; i < it.n_tokens; ++i)
@@ -82,7 +97,8 @@ void NativeModel::check(const Iteration& it, const KVRegion& kv) const {
     for (int r = 0; r < it.n_requests; ++r)
       require(it.contexts[r] + it.starts[r + 1] - it.starts[r] <= model_.positions.n_rows,
               "a request is longer than the table of positions");
-  require(model_.rope_dim == 0 || it.frequencies != nullptr, "rotary positions need frequencies");
+  for (int i = 0; i < kRopes; ++i)
+    require(model_.ropes[i].dim == 0 || it.frequencies[i].values != nullptr, "rotary positions need frequencies");
   if (model_.last) {
     require(it.n_logits > 0 && it.logits != nullptr, "the last worker needs room for logits");
     for (int i = 0; i < it.n_logits; ++i)
@@ -142,7 +158,8 @@ void NativeModel::run_piece(Iteration it, int begin, int end, const KVRegion& kv
   it.table += first * it.table_width;
   it.hidden += int64_t{begin} * model_.hidden;
   if (it.token_ids) it.token_ids += begin;
-  if (it.frequency_set) it.frequency_set += first;
+  for (Frequencies& frequencies : it.frequencies)
+    if (frequencies.set) frequencies.set += first;
   const std::vector<Block> blocks =
       cut_blocks(it.starts, it.contexts, it.n_requests, model_.n_heads / model_.n_kv_heads, model_.n_kv_heads, team.size());
   it.blocks = blocks.data();

@@ -26,6 +26,7 @@ class NativeModel {
 
   Model model_;
   std::vector<Layer> layers_;
+  int window_ = 0;  // the largest, 0 if some layer has none
   std::vector<int32_t> starts_, contexts_, request_of_, logit_rows_;  // of a piece
   Buffer hidden_, workspace_;
 };

@@ -229,31 +229,45 @@ void quantise(const Matrix& w, const float* x, const Operand& to, int row) {
   quantise_row<true>(w, x, to, row);
 }
 
-void rescore(const Table& head_rows, const float* bias, const float* x, int hidden, float* logits, int vocab, float* buffer) {
+void rescore(const Table& head_rows, const float* bias, const float* x, int hidden, float* logits, int vocab, float* buffer,
+             float close) {
   Vec most = splat(logits[0]);
   const int whole = vocab / kLanes * kLanes;
   for (int i = 0; i < whole; i += kLanes) most = maximum(load(logits + i), most);
   float bound = horizontal_max(most);
   for (int i = whole; i < vocab; ++i) bound = logits[i] > bound ? logits[i] : bound;
-  bound -= kClose;
-  int close[kMostClose], n = 0;
+  bound -= close;
+  int near[kMostClose], n = 0;
   for (int i = 0; i < whole && n < kMostClose; i += kLanes) {
-    const IntVec is_close = load(logits + i) >= splat(bound);
-    if (horizontal_max(-is_close) == 0) continue;
+    const IntVec is_near = load(logits + i) >= splat(bound);
+    if (horizontal_max(-is_near) == 0) continue;
     for (int j = 0; j < kLanes && n < kMostClose; ++j)
-      if (is_close[j]) close[n++] = i + j;
+      if (is_near[j]) near[n++] = i + j;
   }
   for (int i = whole; i < vocab && n < kMostClose; ++i)
-    if (logits[i] >= bound) close[n++] = i;
+    if (logits[i] >= bound) near[n++] = i;
   for (int i = 0; i < n; ++i) {
-    read_row(head_rows, close[i], hidden, buffer);
+    read_row(head_rows, near[i], hidden, buffer);
     Vec sum{};
     int j = 0;
     for (; j + kLanes <= hidden; j += kLanes) sum = multiply_add(load(x + j), load(buffer + j), sum);
     float logit = horizontal_sum(sum);
     for (; j < hidden; ++j) logit += x[j] * buffer[j];
-    logits[close[i]] = bias != nullptr ? logit + bias[close[i]] : logit;
+    logits[near[i]] = bias != nullptr ? logit + bias[near[i]] : logit;
   }
+}
+
+void scale_row(float* x, int n, float scale) {
+  map(x, n, x, [&](Vec v, auto) { return v * scale; });
+}
+
+void cap_row(float* x, int n, float scale, float cap) {
+  const float inverse = 1.0f / cap;
+  map(x, n, x, [&](Vec v, auto) { return cap * hyperbolic_tangent(v * scale * inverse); });
+}
+
+void add_scaled(const float* x, int n, float scale, float* to) {
+  map(to, n, to, [&](Vec v, auto at) { return multiply_add(at(x), splat(scale), v); });
 }
 
 void store_tile(const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride) {

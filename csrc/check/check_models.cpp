@@ -67,7 +67,7 @@ std::vector<Logits> play(const ToyModel& toy, Storage storage, const Script& scr
   Host host(toy.model(), storage, 240);
   Team team(n_threads);
   std::vector<Logits> all;
-  for (const Batch& batch : script) all.push_back(host.run(stages, team, batch, toy.frequencies()));
+  for (const Batch& batch : script) all.push_back(host.run(stages, team, batch, toy.turns()));
   return all;
 }
 
@@ -92,9 +92,8 @@ Truth ask_oracle(const ToyModel& toy, Storage storage, const Script& script) {
   for (const Batch& batch : script) {
     truth.emplace_back();
     for (const Piece& piece : batch) {
-      const float* frequencies = toy.frequencies().data() + piece.request % 2 * (toy.model().rope_dim / 2);
       Doubles logits;
-      for (int token : piece.tokens) logits = oracle.step(requests[piece.request], token, frequencies);
+      for (int token : piece.tokens) logits = oracle.step(requests[piece.request], token, toy.turns(), piece.request % 2);
       truth.back().push_back(std::move(logits));
     }
   }
@@ -159,12 +158,12 @@ void expect_observed() {
   for (int token : {3, 1, 4, 1, 5, 9, 2, 6}) script.push_back({{0, {token}}});
   const Oracle oracle(toy.model(), Storage::kFloat32);
   Remembered request;
-  for (const Batch& batch : script) oracle.step(request, batch[0].tokens[0], toy.frequencies().data());
+  for (const Batch& batch : script) oracle.step(request, batch[0].tokens[0], toy.turns(), 0);
   std::vector<Doubles> sums;
   std::vector<double*> observed;
   for (const Doubles& squares : request.squares) sums.emplace_back(squares.size());
   for (Doubles& sum : sums) observed.push_back(sum.data());
-  for (const Batch& batch : script) host.run({&model}, team, batch, toy.frequencies(), observed.data());
+  for (const Batch& batch : script) host.run({&model}, team, batch, toy.turns(), observed.data());
   for (size_t i = 0; i < sums.size(); ++i)
     expect(distance(sums[i], request.squares[i]) < 0.05, "wrong sums of squares of matrix " + std::to_string(i));
 }
@@ -253,6 +252,13 @@ void check_models(Report& report) {
       {kGpt2, Format::kInt4, Format::kFloat32, Storage::kBFloat16},
       {kOdd, Format::kFloat32, Format::kFloat32, Storage::kInt8},
       {kOdd, Format::kInt8, Format::kBFloat16, Storage::kBFloat16},
+      {kSandwich, Format::kFloat32, Format::kFloat32, Storage::kFloat32},
+      {kSandwich, Format::kInt8, Format::kInt8, Storage::kFloat32},
+      {kSandwich, Format::kInt4, Format::kInt8, Storage::kFloat32},
+      {kParallel, Format::kFloat32, Format::kFloat32, Storage::kFloat32},
+      {kParallel, Format::kFloat32, Format::kFloat32, Storage::kInt8},
+      {kWindows, Format::kFloat32, Format::kFloat32, Storage::kInt8},
+      {kParallel, Format::kInt8, Format::kFloat32, Storage::kBFloat16},
   };
   for (const Case& c : cases) report.check(c.text(), [&] { check_case(c, mixed, true); });
   report.check("squares of inputs", expect_observed);
@@ -263,6 +269,10 @@ void check_long_texts(Report& report, bool quick) {
       {kOdd, Format::kFloat32, Format::kFloat32, Storage::kFloat32},
       {kOdd, Format::kFloat32, Format::kFloat32, Storage::kBFloat16},
       {kOdd, Format::kFloat32, Format::kFloat32, Storage::kInt8},
+      {kWindows, Format::kFloat32, Format::kFloat32, Storage::kFloat32},
+      {kWindows, Format::kFloat32, Format::kFloat32, Storage::kBFloat16},
+      {kWindows, Format::kFloat32, Format::kFloat32, Storage::kInt8},
+      {kSandwich, Format::kFloat32, Format::kFloat32, Storage::kInt8},
   };
   for (const Case& c : cases)
     if (!quick || c.storage == Storage::kInt8)

@@ -36,8 +36,7 @@ struct Sound {
     it.n_logits = 2;
     it.logit_rows = rows.data();
     it.logits = logits.data();
-    it.frequencies = toy.frequencies().data();
-    it.frequency_set = sets.data();
+    it.frequencies[0] = {toy.turns()[0].data(), sets.data()};
   }
 };
 
@@ -65,7 +64,7 @@ void refuses_layouts() {
       {"a row of logits outside the batch", [](Sound& s) { s.rows[1] = 3; }},
       {"no room for logits", [](Sound& s) { s.it.logits = nullptr; }},
       {"no token ids", [](Sound& s) { s.it.token_ids = nullptr; }},
-      {"no frequencies", [](Sound& s) { s.it.frequencies = nullptr; }},
+      {"no frequencies", [](Sound& s) { s.it.frequencies[0].values = nullptr; }},
   };
   for (const auto& [what, spoil] : kSpoilt) expect_refused(what, [&] { run(spoil); });
   expect_refused("pages of 8 slots", [&] {
@@ -82,6 +81,27 @@ void refuses_layouts() {
   });
 }
 
+// Where all layers have windows, pages before all of them have been given back: nothing is asked of their numbers.
+void refuses_pages_in_windows() {
+  const ToyModel toy(kLlama, Format::kFloat32, Format::kFloat32);
+  for (int window : {9, 17, 0}) {
+    std::vector<Layer> layers(toy.model().layers, toy.model().layers + toy.model().n_layers);
+    layers[0].window = window;
+    layers[1].window = 8;
+    NativeModel model(toy.model(), layers);
+    Host host(toy.model(), Storage::kFloat32, 4);
+    Team team(2);
+    Sound sound(toy);
+    sound.contexts[1] = 24;  // with a window of 9 it sees keys from 16 on: none of its first page
+    sound.table[2] = -1;
+    const auto run = [&] { model.run(sound.it, host.region(), team); };
+    if (window == 9)
+      run();
+    else
+      expect_refused("a page in a window that is none", run);
+  }
+}
+
 void refuses_models() {
   const ToyModel toy(kLlama, Format::kInt8, Format::kInt8);
   const auto build = [&](const std::function<void(Model&, Layer&)>& spoil) {
@@ -96,10 +116,14 @@ void refuses_models() {
       {"too few panels", [](Model&, Layer& layer) { layer.up.n_panels -= 1; }},
       {"panels of another size", [](Model&, Layer& layer) { layer.qkv.panel_bytes -= 64; }},
       {"panels off the cache line", [](Model&, Layer& layer) { layer.out.panels += 4; }},
-      {"a norm without weights", [](Model&, Layer& layer) { layer.mlp_norm.weight = nullptr; }},
+      {"no norm before the head", [](Model& model, Layer&) { model.norm_out.weight = nullptr; }},
+      {"a norm of queries alone", [](Model& model, Layer& layer) { layer.q_norm = model.norm_out; }},
+      {"a way to turn that does not exist", [](Model&, Layer& layer) { layer.rope = kRopes; }},
+      {"a negative window", [](Model&, Layer& layer) { layer.window = -1; }},
+      {"logits that all become 0", [](Model& model, Layer&) { model.logit_scale = 0; }},
       {"heads that do not share evenly", [](Model& model, Layer&) { model.n_kv_heads = 3; }},
       {"a head of 10 dimensions", [](Model& model, Layer&) { model.head_dim = 10; }},
-      {"more turned dimensions than a head has", [](Model& model, Layer&) { model.rope_dim = 22; }},
+      {"more turned dimensions than a head has", [](Model& model, Layer&) { model.ropes[0].dim = 22; }},
       {"no embedding", [](Model& model, Layer&) { model.embedding.rows = nullptr; }},
   };
   for (const auto& [what, spoil] : kSpoilt) expect_refused(what, [&] { build(spoil); });
@@ -117,6 +141,7 @@ void refuses_sets() {
 
 void check_refusals(Report& report) {
   report.check("layouts that reach elsewhere are refused", refuses_layouts);
+  report.check("pages before all windows are not asked for", refuses_pages_in_windows);
   report.check("models whose sizes disagree are refused", refuses_models);
   report.check("unknown instruction sets are refused", refuses_sets);
 }

@@ -25,6 +25,10 @@ void litter(Array<uint8_t>& memory, Storage storage) {
 }  // namespace
 
 Host::Host(const Model& model, Storage storage, int n_pages) : vocab_(model.vocab), hidden_(model.hidden) {
+  // The largest window, 0 if some layer has none.
+  window_ = model.layers[0].window;
+  for (int i = 0; i < model.n_layers; ++i)
+    window_ = window_ && model.layers[i].window ? std::max(window_, model.layers[i].window) : 0;
   const int64_t slots = int64_t{n_pages} * model.n_kv_heads * kPageSize;
   region_ = {};
   region_.storage = storage;
@@ -61,8 +65,8 @@ KVRegion Host::from_layer(int layer) const {
   return part;
 }
 
-Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch,
-                 const Array<float>& frequencies, double* const* observed) {
+Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch, const Turns& turns,
+                 double* const* observed) {
   const size_t n = batch.size();
   Array<int32_t> starts{0}, contexts, tokens, frequency_set, logit_rows;
   size_t width = 0;
@@ -74,6 +78,12 @@ Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batc
       request.pages.assign(pages.begin(), pages.begin() + piece.n_shared / kPageSize);
       request.n_tokens = piece.n_shared;
       shares = true;
+    }
+    // Pages before all windows go to others.
+    for (int page = 0; window_ && (page + 1) * kPageSize <= request.n_tokens + 1 - window_; ++page) {
+      if (request.pages[static_cast<size_t>(page)] < 0) continue;
+      free_pages_.insert(free_pages_.begin(), request.pages[static_cast<size_t>(page)]);
+      request.pages[static_cast<size_t>(page)] = -1;
     }
     contexts.push_back(request.n_tokens);
     frequency_set.push_back(piece.request % 2);
@@ -101,8 +111,7 @@ Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batc
   it.contexts = contexts.data();
   it.table = table.data();
   it.table_width = static_cast<int64_t>(width);
-  it.frequencies = frequencies.data();
-  it.frequency_set = frequency_set.data();
+  for (int i = 0; i < kRopes; ++i) it.frequencies[i] = {turns[i].data(), frequency_set.data()};
   it.observed = observed;
   it.shares = shares;
   int layer = 0;

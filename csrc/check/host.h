@@ -7,6 +7,7 @@
 
 #include "../native_model.h"
 #include "array.h"
+#include "oracle.h"
 
 namespace orcaserve::check {
 
@@ -28,9 +29,8 @@ class Host {
   Host(const Model& model, Storage storage, int n_pages);
 
   // One iteration through consecutive runs of layers (or the one of all), each of which sees its own layers of the
-  // region. frequencies: [2][rope_dim / 2]; a request takes the set (its number % 2). observed: Iteration::observed, or
-  // null.
-  Logits run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch, const Array<float>& frequencies,
+  // region. A request takes the set (its number % 2) of the turns. observed: Iteration::observed, or null.
+  Logits run(const std::vector<NativeModel*>& stages, Team& team, const Batch& batch, const Turns& turns,
              double* const* observed = nullptr);
 
   const KVRegion& region() const { return region_; }
@@ -43,7 +43,7 @@ class Host {
 
   KVRegion from_layer(int layer) const;
 
-  int vocab_, hidden_;
+  int vocab_, hidden_, window_;
   Array<uint8_t> keys_, values_;
   Array<float> key_scales_, value_scales_;
   KVRegion region_;

@@ -32,8 +32,8 @@ double to_bfloat16(double x) {
   return rounded;
 }
 
-Doubles sum(Doubles x, const Doubles& y) {
-  for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+Doubles sum(Doubles x, const Doubles& y, double scale = 1) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] += scale * y[i];
   return x;
 }
 
@@ -87,6 +87,7 @@ Oracle::Oracle(const Model& model, Storage storage) : model_(model), storage_(st
 }
 
 Doubles Oracle::norm(const NormWeights& w, const Doubles& x) const {
+  if (!w.weight) return x;
   const auto n = static_cast<double>(x.size());
   double mean = 0, variance = 0;
   if (model_.norm == Norm::kLayer)
@@ -98,12 +99,21 @@ Doubles Oracle::norm(const NormWeights& w, const Doubles& x) const {
   return y;
 }
 
-// Dimension i of a head pairs with i + rope_dim / 2.
-void Oracle::rotate(double* head, int position, const float* frequencies) const {
-  const int pairs = model_.rope_dim / 2;
+// Each head by itself, or all together.
+void Oracle::norm_heads(const NormWeights& w, double* heads, int n_heads) const {
+  const int n = (model_.norms_all_heads ? n_heads : 1) * model_.head_dim;
+  for (double* at = heads; at != heads + n_heads * model_.head_dim; at += n) {
+    const Doubles normed = norm(w, Doubles(at, at + n));
+    std::copy(normed.begin(), normed.end(), at);
+  }
+}
+
+// Dimension i of a head pairs with i + dim / 2.
+void Oracle::rotate(const Rope& rope, double* head, int position, const float* frequencies) const {
+  const int pairs = rope.dim / 2;
   for (int i = 0; i < pairs; ++i) {
     const double angle = static_cast<float>(position) * frequencies[i];  // rounded as the kernels round it
-    const double cos = std::cos(angle) * model_.rope_amplitude, sin = std::sin(angle) * model_.rope_amplitude;
+    const double cos = std::cos(angle) * rope.amplitude, sin = std::sin(angle) * rope.amplitude;
     const double first = head[i], second = head[i + pairs];
     head[i] = first * cos - second * sin;
     head[i + pairs] = second * cos + first * sin;
@@ -125,7 +135,8 @@ Doubles Oracle::stored(Doubles x) const {
   return x;
 }
 
-Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values) const {
+Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values,
+                       int window) const {
   const int dim = model_.head_dim, group = model_.n_heads / model_.n_kv_heads;
   Doubles queries(qkv.begin(), qkv.begin() + model_.n_heads * dim);
   if (storage_ == Storage::kInt8) {
@@ -137,10 +148,14 @@ Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, con
     const double* q = queries.data() + head * dim;
     const int from = head / group * dim;
     Doubles scores;
-    for (const Doubles& key : keys) {
+    for (size_t t = 0; t < keys.size(); ++t) {
+      const auto back = static_cast<double>(keys.size() - 1 - t);
       double score = 0;
-      for (int d = 0; d < dim; ++d) score += q[d] * key[static_cast<size_t>(from + d)];
-      scores.push_back(score * double{model_.attention_scale});
+      for (int d = 0; d < dim; ++d) score += q[d] * keys[t][static_cast<size_t>(from + d)];
+      score *= double{model_.attention_scale};
+      if (model_.attention_softcap) score = model_.attention_softcap * std::tanh(score / model_.attention_softcap);
+      if (model_.alibi) score -= model_.alibi[head] * back;
+      scores.push_back(window && back >= window ? -INFINITY : score);
     }
     const double largest = *std::max_element(scores.begin(), scores.end());
     double total = 0;
@@ -154,7 +169,7 @@ Doubles Oracle::attend(const Doubles& qkv, const std::vector<Doubles>& keys, con
 
 // The logits next to the largest, the first 32 of them, are those of the rows as the checkpoint has them.
 void Oracle::rescore(const Doubles& x, Doubles& logits) const {
-  const double bound = *std::max_element(logits.begin(), logits.end()) - 1;
+  const double bound = *std::max_element(logits.begin(), logits.end()) - 1 / double{model_.logit_scale};
   int n = 0;
   for (size_t id = 0; id < logits.size() && n < 32; ++id) {
     if (logits[id] < bound) continue;
@@ -176,36 +191,55 @@ Doubles multiply(const Dense& w, const Doubles& x, Doubles& squares) {
 
 }  // namespace
 
-Doubles Oracle::step(Remembered& request, int token, const float* frequencies) const {
+Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set) const {
   const int dim = model_.head_dim, q = model_.n_heads * dim, kv = model_.n_kv_heads * dim;
   request.keys.resize(layers_.size());
   request.values.resize(layers_.size());
   request.squares.resize(4 * layers_.size() + 1);
   const int position = static_cast<int>(request.keys[0].size());
+  const double residual_scale = double{model_.residual_scale};
   Doubles x = read_row(model_.embedding, token, model_.hidden);
+  for (double& value : x) value *= double{model_.embedding_scale};
+  x = norm(model_.embedding_norm, x);
   if (model_.positions.rows) x = sum(x, read_row(model_.positions, position, model_.hidden));
   for (size_t i = 0; i < layers_.size(); ++i) {
     const DenseLayer& layer = layers_[i];
     Doubles* squares = &request.squares[4 * i];
-    Doubles qkv = multiply(layer.qkv, norm(layer.layer->attention_norm, x), squares[0]);
-    for (int head = 0; head < model_.n_heads + model_.n_kv_heads; ++head)
-      rotate(qkv.data() + head * dim, position, frequencies);
+    const Layer& l = *layer.layer;
+    const Doubles input = x;
+    Doubles qkv = multiply(layer.qkv, norm(l.attention_norm, x), squares[0]);
+    if (l.q_norm.weight) {
+      norm_heads(l.q_norm, qkv.data(), model_.n_heads);
+      norm_heads(l.k_norm, qkv.data() + q, model_.n_kv_heads);
+    }
+    if (l.rope >= 0) {
+      const Rope& rope = model_.ropes[l.rope];
+      const float* frequencies = turns[l.rope].data() + set * (rope.dim / 2);
+      for (int head = 0; head < model_.n_heads + model_.n_kv_heads; ++head)
+        rotate(rope, qkv.data() + head * dim, position, frequencies);
+    }
     const auto keys = qkv.begin() + q, values = keys + kv;
     Doubles key(keys, values);
     if (storage_ == Storage::kInt8) turn_heads(key);
     request.keys[i].push_back(stored(key));
     request.values[i].push_back(stored(Doubles(values, qkv.end())));
-    x = sum(x, multiply(layer.out, attend(qkv, request.keys[i], request.values[i]), squares[1]));
-    Doubles wide = multiply(layer.up, norm(layer.layer->mlp_norm, x), squares[2]);
+    const Doubles attended = multiply(layer.out, attend(qkv, request.keys[i], request.values[i], l.window), squares[1]);
+    x = sum(x, norm(l.post_attention_norm, attended), residual_scale);
+    Doubles wide = multiply(layer.up, norm(l.mlp_norm, model_.parallel ? input : x), squares[2]);
     const auto width = static_cast<size_t>(model_.intermediate);
     for (size_t j = 0; j < width; ++j)
       wide[j] = activate(model_.activation, wide[j]) * (model_.gated ? wide[width + j] : 1.0);
     wide.resize(width);
-    x = sum(x, multiply(layer.down, wide, squares[3]));
+    x = sum(x, norm(l.post_mlp_norm, multiply(layer.down, wide, squares[3])), residual_scale);
   }
   x = norm(model_.norm_out, x);
   Doubles logits = multiply(head_, x, request.squares.back());
   if (model_.head_rows.rows) rescore(x, logits);
+  const double cap = model_.logit_softcap;
+  for (double& logit : logits) {
+    logit *= double{model_.logit_scale};
+    if (cap) logit = cap * std::tanh(logit / cap);
+  }
   return logits;
 }
 

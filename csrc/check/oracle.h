@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../model.h"
+#include "array.h"
 
 namespace orcaserve::check {
 
@@ -41,12 +42,15 @@ struct Remembered {
   std::vector<Doubles> squares;  // as Iteration::observed, for all tokens so far
 };
 
+// Of each rope of a model, two sets of frequencies: [2][dim / 2].
+using Turns = Array<float>[kRopes];
+
 class Oracle {
  public:
   Oracle(const Model& model, Storage storage);
 
-  // The next token of a request, turned by `frequencies` [rope_dim / 2]; returns its logits.
-  Doubles step(Remembered& request, int token, const float* frequencies) const;
+  // The next token of a request, which takes this set of `turns`; returns its logits.
+  Doubles step(Remembered& request, int token, const Turns& turns, int set) const;
 
  private:
   struct DenseLayer {
@@ -55,9 +59,11 @@ class Oracle {
   };
 
   Doubles norm(const NormWeights& w, const Doubles& x) const;
+  void norm_heads(const NormWeights& w, double* heads, int n_heads) const;
   void turn_heads(Doubles& heads) const;
-  Doubles attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values) const;
-  void rotate(double* head, int position, const float* frequencies) const;
+  Doubles attend(const Doubles& qkv, const std::vector<Doubles>& keys, const std::vector<Doubles>& values,
+                 int window) const;
+  void rotate(const Rope& rope, double* head, int position, const float* frequencies) const;
   Doubles stored(Doubles x) const;
   void rescore(const Doubles& x, Doubles& logits) const;
 

@@ -17,6 +17,34 @@ const Shape kGpt2{"gpt2", 160, 4, 4, 24, 320, 97, 2, Norm::kLayer, Activation::k
                   RowFormat::kBFloat16, false};
 const Shape kOdd{"odd", 83, 5, 1, 12, 101, 50, 3, Norm::kRms, Activation::kGelu, true, true, 8, false,
                  RowFormat::kFloat32, false};
+const Shape kSandwich = [] {
+  Shape s{"sandwich", 96, 8, 4, 20, 224, 151, 3, Norm::kRms, Activation::kGeluTanh, true, false, 20, false,
+          RowFormat::kQ8_0, true};
+  s.post_norm = s.q_norm = true;
+  s.embedding_scale = 9.8f;
+  s.logit_scale = 0.7f;
+  s.logit_softcap = 3;
+  s.local_rope_dim = 12;
+  s.windows = {0, 21};
+  s.attention_softcap = 2;
+  return s;
+}();
+const Shape kParallel = [] {
+  Shape s{"parallel", 83, 5, 5, 12, 101, 50, 3, Norm::kLayer, Activation::kGelu, false, true, 8, false,
+          RowFormat::kFloat32, false};
+  s.parallel = s.embedding_norm = s.q_norm = s.norms_all_heads = true;
+  s.residual_scale = 0.3f;
+  s.unturned = 1;
+  s.alibi = true;
+  return s;
+}();
+// All layers have windows, of less and of more than a step and a part of the keys.
+const Shape kWindows = [] {
+  Shape s = kOdd;
+  s.name = "windows";
+  s.windows = {37, 530, 1};
+  return s;
+}();
 
 namespace {
 
@@ -71,11 +99,11 @@ Matrix ToyModel::tied_head(Format format) {
   return matrix(weight, shape_.vocab, shape_.hidden, format, false);
 }
 
-NormWeights ToyModel::norm() {
+NormWeights ToyModel::norm(int n) {
   NormWeights norm{};
   for (const float** vector : {&norm.weight, &norm.bias}) {
     if (vector == &norm.bias && shape_.norm == Norm::kRms) break;
-    Array<float> x(static_cast<size_t>(shape_.hidden));
+    Array<float> x(static_cast<size_t>(n));
     random_.fill(x, 0.2, vector == &norm.weight ? 1 : 0);
     *vector = keep(std::move(x));
   }
@@ -111,18 +139,28 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
   const int q = shape.n_heads * shape.head_dim, kv = shape.n_kv_heads * shape.head_dim, hidden = shape.hidden;
   for (int i = 0; i < shape.n_layers; ++i) {
     Layer layer{};
-    layer.attention_norm = norm();
+    if (shape.pre_norm) layer.attention_norm = norm();
     layer.qkv = matrix(q + 2 * kv, hidden, layers);
     layer.out = matrix(hidden, q, layers);
-    layer.mlp_norm = norm();
+    if (shape.pre_norm) layer.mlp_norm = norm();
     layer.up = matrix(shape.gated ? 2 * shape.intermediate : shape.intermediate, hidden, layers, shape.gated);
     layer.down = matrix(hidden, shape.intermediate, layers);
+    if (shape.post_norm) layer.post_attention_norm = norm();
+    if (shape.post_norm) layer.post_mlp_norm = norm();
+    if (shape.q_norm) layer.q_norm = norm(shape.norms_all_heads ? q : shape.head_dim);
+    if (shape.q_norm) layer.k_norm = norm(shape.norms_all_heads ? kv : shape.head_dim);
+    layer.window = shape.windows.empty() ? 0 : shape.windows[static_cast<size_t>(i) % shape.windows.size()];
+    layer.rope = i == shape.unturned ? -1 : shape.local_rope_dim ? i % 2 : 0;
     layers_.push_back(layer);
   }
-  frequencies_.resize(static_cast<size_t>(shape.rope_dim));
-  for (int i = 0; i < shape.rope_dim; ++i)
-    frequencies_[static_cast<size_t>(i)] = frequency(i, shape.rope_dim);
   Model& m = model_;
+  m.ropes[0] = {shape.rope_dim, 1.1f};
+  m.ropes[1] = {shape.local_rope_dim, 0.9f};
+  for (int rope = 0; rope < kRopes; ++rope) {
+    const int dim = m.ropes[rope].dim;
+    turns_[rope].resize(static_cast<size_t>(dim));
+    for (int i = 0; i < dim; ++i) turns_[rope][static_cast<size_t>(i)] = frequency(i, dim);
+  }
   m.hidden = hidden;
   m.n_heads = shape.n_heads;
   m.n_kv_heads = shape.n_kv_heads;
@@ -134,10 +172,21 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
   m.activation = shape.activation;
   m.gated = shape.gated;
   m.attention_scale = static_cast<float>(1 / std::sqrt(shape.head_dim));
-  m.rope_dim = shape.rope_dim;
-  m.rope_amplitude = 1.1f;
+  m.attention_softcap = shape.attention_softcap;
+  if (shape.alibi) {
+    Array<float> slopes;
+    for (int head = 0; head < shape.n_heads; ++head) slopes.push_back(std::exp2(-static_cast<float>(head + 1)));
+    m.alibi = keep(std::move(slopes));
+  }
+  m.norms_all_heads = shape.norms_all_heads;
+  m.parallel = shape.parallel;
+  m.embedding_scale = shape.embedding_scale;
+  m.residual_scale = shape.residual_scale;
+  m.logit_scale = shape.logit_scale;
+  m.logit_softcap = shape.logit_softcap;
   m.first = m.last = true;
   m.embedding = table(shape.embedding, shape.vocab);
+  if (shape.embedding_norm) m.embedding_norm = norm();
   m.layers = layers_.data();
   m.n_layers = shape.n_layers;
   m.norm_out = norm();

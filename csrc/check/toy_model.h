@@ -7,6 +7,7 @@
 
 #include "../native_model.h"
 #include "array.h"
+#include "oracle.h"
 #include "packed.h"
 
 namespace orcaserve::check {
@@ -21,9 +22,19 @@ struct Shape {
   bool positions;  // learned ones
   RowFormat embedding;
   bool tied;  // the head has the embedding's weights
+  // What most families have not.
+  bool pre_norm = true, post_norm = false, embedding_norm = false;
+  bool q_norm = false, norms_all_heads = false;
+  bool parallel = false;
+  float embedding_scale = 1, residual_scale = 1, logit_scale = 1, logit_softcap = 0;
+  int local_rope_dim = 0;          // of every second layer
+  int unturned = -1;               // a layer
+  std::vector<int> windows = {};   // of layers in turn; empty: none
+  float attention_softcap = 0;
+  bool alibi = false;
 };
 
-extern const Shape kLlama, kShallow, kGpt2, kOdd;
+extern const Shape kLlama, kShallow, kGpt2, kOdd, kSandwich, kParallel, kWindows;
 
 // The weights of a model and everything else that a NativeModel borrows.
 class ToyModel {
@@ -36,13 +47,14 @@ class ToyModel {
   NativeModel native(int first_layer, int n_layers) const;
 
   const Model& model() const { return model_; }
-  const Array<float>& frequencies() const { return frequencies_; }  // [2][rope_dim / 2]
+  const Turns& turns() const { return turns_; }
 
  private:
   Matrix matrix(int n_out, int n_in, Format format, bool interleaved = false);
   Matrix matrix(const Array<float>& weight, int n_out, int n_in, Format format, bool interleaved);
   Matrix tied_head(Format format);
-  NormWeights norm();
+  NormWeights norm() { return norm(shape_.hidden); }
+  NormWeights norm(int n);
   Table table(RowFormat format, int n_rows);
   const float* keep(Array<float> x);
 
@@ -52,7 +64,7 @@ class ToyModel {
   std::deque<Array<uint8_t>> bytes_;
   std::deque<Packed> packed_;
   std::vector<Layer> layers_;
-  Array<float> frequencies_;
+  Turns turns_;
   Model model_{};
 };
 

@@ -48,10 +48,11 @@ class Model:
         spec: object,
         embedding: tuple[int, _Bytes] | None,
         positions: tuple[int, _Bytes] | None,
-        layers: list[tuple[Any, ...]],
+        layers: list[Any],
         norm: tuple[_Floats, _Floats | None] | None,
         head: object | None,
         head_table: tuple[int, _Bytes] | None = None,
+        embedding_norm: tuple[_Floats, _Floats | None] | None = None,
     ) -> None: ...
     def run(
         self,
@@ -64,8 +65,8 @@ class Model:
         hidden: _Floats | None,
         logit_rows: _Int32s | None,
         logits: _Floats | None,
-        frequencies: _Floats | None,
-        frequency_set: _Int32s | None,
+        frequencies: list[_Floats],  # of each rope of the model
+        frequency_sets: list[_Int32s | None],
         all_reduce: object | None = None,  # SharedSums, or a Callable[[int, int, int], None]
         observed: list[NDArray[np.float64]] | None = None,
         shares: bool = False,
@@ -172,6 +173,9 @@ class attention:
         frequency_set: _Int32s | None,
         cut_for: int,
         shares: bool = False,
+        window: int = 0,
+        softcap: float = 0.0,
+        alibi: _Floats | None = None,
     ) -> None: ...
     @staticmethod
     def cut_blocks(

@@ -52,12 +52,16 @@ def attend(
     first_layer: int = 0,
     n_layers: int = 1,
     cut_for: int = 0,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi: Floats | None = None,
 ) -> Floats:
     """Appends k and v to the pages of some layers and attends in each; returns what the last one gives.
 
     qkv: [tokens, (heads + 2 kv heads) * head_dim], q, k and v side by side, the same for every layer. The result is
     [tokens, heads * head_dim]. scale: of the scores, 1 / sqrt(head_dim) by default. cut_for: threads that the work is
-    cut for; 0: as many as the team has. Raises ValueError for a layout that would read or write elsewhere.
+    cut for; 0: as many as the team has. window, softcap, alibi: as in ModelSpec. Raises ValueError for a layout that
+    would read or write elsewhere.
     """
     head_dim = kv.values.shape[-2 if kv.storage == "int8" else -1]
     page_size = kv.keys.shape[-2 if kv.storage == "int8" else -1]
@@ -85,5 +89,8 @@ def attend(
         rope.frequency_set,
         cut_for,
         layout.shares,
+        window,
+        softcap,
+        alibi,
     )
     return out

@@ -15,10 +15,11 @@ from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
 from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
-from orcaserve.model.weights import PartWeights
+from orcaserve.model.weights import Layer, PartWeights
 from orcaserve.native import _kernels
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Norm, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
+from orcaserve.native.packing import PackedMatrix
 from orcaserve.native.support import check_supported
 
 AllReduce = Callable[[Floats, int], None]
@@ -42,8 +43,33 @@ class Shape:
     activation: int
     gated: bool
     attention_scale: float
-    rope_dim: int
-    rope_amplitude: float
+    attention_softcap: float
+    alibi: Floats | None
+    ropes: tuple[tuple[int, float], ...]  # dimensions that are turned, and the amplitude
+    norms_all_heads: bool
+    parallel: bool
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
+    logit_softcap: float
+
+
+@dataclass(frozen=True, slots=True)
+class NativeLayer:
+    """What they are told of a layer. rope: which of the shape's ropes turns it, -1 = none."""
+
+    attention_norm: Norm | None
+    qkv: PackedMatrix
+    out: PackedMatrix
+    mlp_norm: Norm | None
+    up: PackedMatrix
+    down: PackedMatrix
+    post_attention_norm: Norm | None
+    post_mlp_norm: Norm | None
+    q_norm: Norm | None
+    k_norm: Norm | None
+    window: int
+    rope: int
 
 
 class NativeModel:
@@ -77,7 +103,9 @@ class NativeModel:
         self.weights = weights
         self._team = team
         self._all_reduce: object | None = None if all_reduce is None else _on_addresses(all_reduce)
-        self._rope = Rope(spec.rope) if spec.rope else None
+        ropes = [rope for rope in (spec.rope, spec.local_rope) if rope is not None]
+        self._ropes = [Rope(rope) for rope in ropes]
+        alibi = spec.alibi[part.heads.start : part.heads.stop]
         shape = Shape(
             hidden=spec.hidden_size,
             n_heads=len(part.heads),
@@ -90,21 +118,32 @@ class NativeModel:
             activation=_ACTIVATIONS[ACTIVATIONS[spec.activation]],
             gated=spec.gated,
             attention_scale=spec.score_scale,
-            rope_dim=spec.rope.dim if spec.rope else 0,
-            rope_amplitude=self._rope.amplitude if self._rope else 1.0,
+            attention_softcap=spec.attention_softcap,
+            alibi=np.array(alibi, np.float32) if alibi else None,
+            ropes=tuple((rope.spec.dim, rope.amplitude) for rope in self._ropes),
+            norms_all_heads=spec.qk_norm == "all",
+            parallel=spec.parallel,
+            embedding_scale=spec.embedding_scale,
+            residual_scale=spec.residual_scale,
+            logit_scale=spec.logit_scale,
+            logit_softcap=spec.logit_softcap,
         )
-        layers = [
-            (layer.attention_norm, layer.qkv, layer.out, layer.mlp_norm, layer.up, layer.down)
-            for layer in weights.layers
-        ]
+        layers = [_layer(spec, number, layer) for number, layer in zip(part.layers, weights.layers, strict=True)]
         self._native = _kernels.Model(
-            shape, weights.embedding, weights.positions, layers, weights.norm, weights.head, _head_table(part, weights)
+            shape,
+            weights.embedding,
+            weights.positions,
+            layers,
+            weights.norm,
+            weights.head,
+            _head_table(part, weights),
+            weights.embedding_norm,
         )
         self._logits = np.empty((0, shape.vocab), np.float32)
         self._head: _kernels.Model | None = None
         if part.last:  # the same without layers: from hidden states to logits
             self._head = _kernels.Model(
-                replace(shape, rope_dim=0), None, None, [], weights.norm, weights.head, _head_table(part, weights)
+                replace(shape, ropes=()), None, None, [], weights.norm, weights.head, _head_table(part, weights)
             )
 
     def sum_by(self, sums: object) -> None:
@@ -151,7 +190,7 @@ class NativeModel:
             if len(rows) > len(self._logits):
                 self._logits = np.empty((len(rows), self._logits.shape[1]), np.float32)
             logits = self._logits[: len(rows)]
-        frequencies, choice = self._rope.frequencies(layout) if self._rope else (None, None)
+        turns = [rope.frequencies(layout) for rope in self._ropes]
         self._native.run(
             self._team,
             kv.native,
@@ -162,8 +201,8 @@ class NativeModel:
             hidden,
             rows if self.part.last else None,
             logits,
-            frequencies,
-            choice,
+            [frequencies for frequencies, _ in turns],
+            [choice for _, choice in turns],
             self._all_reduce,
             observed,
             layout.shares,
@@ -192,10 +231,29 @@ class NativeModel:
         starts, contexts = np.array([0, n], np.int32), np.zeros(1, np.int32)
         pages = np.zeros((1, -(-n // kv.page_size)), np.int32)
         every = np.arange(n, dtype=np.int32)
-        self._head.run(
-            self._team, kv.native, starts, contexts, pages, None, states, every, logits, None, None, None, None
-        )
+        self._head.run(self._team, kv.native, starts, contexts, pages, None, states, every, logits, [], [], None, None)
         return logits
+
+
+def _layer(spec: ModelSpec, number: int, layer: Layer[PackedMatrix, Norm]) -> NativeLayer:
+    """number: of the layer in the model."""
+    rope = spec.rope_of(number)
+    ropes = [known for known in (spec.rope, spec.local_rope) if known is not None]
+    mlp_norm = layer.attention_norm if spec.shared_norm else layer.mlp_norm
+    return NativeLayer(
+        layer.attention_norm,
+        layer.qkv,
+        layer.out,
+        mlp_norm,
+        layer.up,
+        layer.down,
+        layer.post_attention_norm,
+        layer.post_mlp_norm,
+        layer.q_norm,
+        layer.k_norm,
+        spec.window(number),
+        -1 if rope is None else ropes.index(rope),
+    )
 
 
 def _normed(states: Floats, norm: Norm, spec: ModelSpec) -> Floats:

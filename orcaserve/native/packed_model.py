@@ -69,7 +69,9 @@ def load_packed(path: Path, n_threads: int) -> tuple[ModelSpec, Precision, Nativ
     file = PackedFile(path)
     loaded = file.load_part(Part.whole(file.spec), n_threads)
     assert loaded.embedding is not None and loaded.norm is not None and loaded.head is not None
-    weights = Weights(loaded.embedding, loaded.positions, loaded.layers, loaded.norm, loaded.head)
+    weights = Weights(
+        loaded.embedding, loaded.positions, loaded.layers, loaded.norm, loaded.head, loaded.embedding_norm
+    )
     return file.spec, file.precision, weights
 
 
@@ -136,7 +138,7 @@ class PackedFile:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._contradiction(error) from error
         layers = [Layer(**{f.name: pieces.get(f"layers.{i}.{f.name}") for f in fields(Layer)}) for i in part.layers]
-        ends = ("embedding", "positions", "norm", "head", "head_table")
+        ends = ("embedding", "positions", "embedding_norm", "norm", "head", "head_table")
         return PartWeights(layers=layers, **{name: pieces.get(name) for name in ends})
 
     def _contradiction(self, error: Exception) -> CheckpointError:
@@ -163,6 +165,8 @@ def _pieces(weights: NativeWeights) -> Iterator[tuple[str, PackedMatrix | Norm |
     yield "embedding", weights.embedding
     if weights.positions is not None:
         yield "positions", weights.positions
+    if weights.embedding_norm is not None:
+        yield "embedding_norm", weights.embedding_norm
     yield "norm", weights.norm
     for i, layer in enumerate(weights.layers):
         for field in fields(layer):

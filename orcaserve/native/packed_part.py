@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from orcaserve.checkpoint.safetensors import SafetensorsFile
 from orcaserve.core.errors import CheckpointError
 from orcaserve.model.part import Part
+from orcaserve.model.spec import ModelSpec
 from orcaserve.native.builder import Norm, RowFormat, Table
 from orcaserve.native.cutting import cut_inputs, cut_outputs, input_bytes
 from orcaserve.native.packing import PANEL, ExactInputs, Format, PackedMatrix, kept_of
@@ -46,6 +47,19 @@ def _outputs_of(name: str, part: Part) -> list[range]:
     return [range(at + run.start * dim, at + run.stop * dim) for at, run in zip(starts, runs, strict=True)]
 
 
+def _norms(spec: ModelSpec) -> list[str]:
+    """Of a layer."""
+    norms = {
+        "attention_norm": spec.pre_norm,
+        "mlp_norm": spec.pre_norm and not spec.shared_norm,
+        "post_attention_norm": spec.post_norm,
+        "post_mlp_norm": spec.post_norm,
+        "q_norm": spec.qk_norm is not None,
+        "k_norm": spec.qk_norm is not None,
+    }
+    return [name for name, is_there in norms.items() if is_there]
+
+
 class PackedPart:
     """Any number of threads may take pieces. They are checked one by one; KeyError and the like if the description is
     wrong, CheckpointError if the file is damaged."""
@@ -63,7 +77,9 @@ class PackedPart:
                 yield "head_table"
         if part.first:
             yield from (name for name in ("embedding", "positions") if name in self._forms)
-        for field in ("up", "down", "qkv", "out", "attention_norm", "mlp_norm"):
+            if part.spec.embedding_norm:
+                yield "embedding_norm"
+        for field in ("up", "down", "qkv", "out", *_norms(part.spec)):
             yield from (f"layers.{i}.{field}" for i in part.layers)
 
     def piece(self, name: str) -> PackedMatrix | Norm | Table:

@@ -110,6 +110,11 @@ class Pages:
         return k.astype(np.float64), v.astype(np.float64)
 
 
+def nothing(array: NDArray[Any]) -> Any:
+    """What as floats of any kind is no number."""
+    return np.full(1, 0xFF, np.uint8).repeat(array.itemsize).view(array.dtype)[0]
+
+
 def to_bfloat16(x: Floats) -> NDArray[np.uint16]:
     bits = np.ascontiguousarray(x).view(np.uint32).astype(np.uint64)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
@@ -127,7 +132,12 @@ class Case:
         page_size: int = 16,
         storage: str = "float32",
         rope: Rope = NO_ROPE,
+        window: int = 0,
+        softcap: float = 0.0,
+        alibi: bool = False,
     ) -> None:
+        self.window, self.softcap = window, softcap
+        self.alibi = np.exp2(-(np.arange(heads[0]) % 5) - 2.0).astype(np.float32) if alibi else None
         self.ids = list(range(len(pieces))) if ids is None else ids
         self.pieces, self.dim, self.rope = pieces, dim, rope
         self.n_heads, self.n_kv = heads
@@ -150,6 +160,9 @@ class Case:
             rope=self.rope,
             first_layer=1,
             cut_for=cut_for,
+            window=self.window,
+            softcap=self.softcap,
+            alibi=self.alibi,
         )
 
     def split(self, out: Floats) -> list[Floats]:
@@ -192,18 +205,30 @@ class Case:
             for stored, given_ in ((keys, k64), (values, v.astype(np.float64))):
                 bound = np.abs(given_).max(-1, keepdims=True) * step + 1e-7
                 assert np.all(np.abs(stored[context:] - given_) <= bound)
-            expected = softmax_attention(q64, keys, values, context)
+            expected = softmax_attention(q64, keys, values, context, self.window, self.softcap, self.alibi)
             norms = np.linalg.norm(expected, axis=-1)
             errors = np.linalg.norm(self.split(out)[request].reshape(q.shape) - expected, axis=-1)
             assert np.all(errors <= tolerance * norms + 2e-6), (errors / norms).max()
 
 
-def softmax_attention(q: Doubles, keys: Doubles, values: Doubles, context: int) -> Doubles:
+def softmax_attention(
+    q: Doubles,
+    keys: Doubles,
+    values: Doubles,
+    context: int,
+    window: int = 0,
+    softcap: float = 0.0,
+    alibi: Floats | None = None,
+) -> Doubles:
     """q [tokens, heads, dim], scaled; keys, values [keys, kv heads, dim]."""
     keys, values = (np.repeat(x, q.shape[1] // x.shape[1], axis=1) for x in (keys, values))
     scores = np.matmul(q.transpose(1, 0, 2), keys.transpose(1, 2, 0))
-    future = np.arange(keys.shape[0]) > context + np.arange(q.shape[0])[:, None]
-    scores = np.where(future, -np.inf, scores)
+    back = context + np.arange(q.shape[0])[:, None] - np.arange(keys.shape[0])
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    if alibi is not None:
+        scores = scores - alibi[:, None, None].astype(np.float64) * back
+    scores = np.where((back < 0) | (window > 0) & (back >= window), -np.inf, scores)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     result: Doubles = np.matmul(weights, values.transpose(1, 0, 2)).transpose(1, 0, 2)
@@ -233,6 +258,56 @@ def test_equals_the_oracle(
     frequencies = (10000 ** -(np.arange(rope_dim // 2) / max(1, rope_dim // 2))).astype(np.float32)[None]
     case = Case(pieces, heads=heads, dim=dim, page_size=page_size, storage=storage, rope=Rope(rope_dim, frequencies))
     case.check(case.run(cut_for=cut_for), tolerance=TOLERANCES[storage])
+
+
+WINDOWS = [1, 2, 16, 17, 63, 64, 65, 128, 300, PART_KEYS, PART_KEYS + 1, 5000]
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", STORAGES)
+@settings(max_examples=25)
+@given(
+    pieces=pieces_strategy,
+    heads=st.sampled_from(HEADS),
+    dim=st.sampled_from(DIMS),
+    window=st.sampled_from([0, *WINDOWS]),
+    softcap=st.sampled_from([0.0, 1.5, 50.0]),
+    alibi=st.booleans(),
+    cut_for=st.sampled_from([1, 2, 1000]),
+)
+def test_windows_and_changed_scores(
+    isa: str, storage: str, pieces: Pieces, heads: tuple[int, int], dim: int, window: int, softcap: float, alibi: bool,
+    cut_for: int,
+) -> None:  # fmt: skip
+    native.set_isa(isa)
+    case = Case(pieces, heads=heads, dim=dim, storage=storage, window=window, softcap=softcap, alibi=alibi)
+    case.check(case.run(cut_for=cut_for), tolerance=TOLERANCES[storage])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("window", WINDOWS)
+def test_nothing_before_a_window_is_read(isa: str, storage: str, window: int) -> None:
+    """Pages before it have no number, and their slots no numbers; and the bits do not tell how the work was cut."""
+    native.set_isa(isa)
+    pieces = [(1, 1300), (90, 700), (1, window), (3, 0)]
+    expected = Case(pieces, storage=storage, window=window)
+    out = expected.run()
+    expected.check(out, tolerance=TOLERANCES[storage])
+    for cut_for, threads in ((1, 1), (1000, 3)):
+        case = Case(pieces, storage=storage, window=window)
+        for request, (_, context) in enumerate(pieces):
+            n_pages = max(0, context + 1 - window) // case.pages.page_size
+            for array in (
+                case.pages.kv.keys,
+                case.pages.kv.values,
+                case.pages.kv.key_scales,
+                case.pages.kv.value_scales,
+            ):
+                if array is not None:
+                    array[:, case.layout.tables[request, :n_pages]] = nothing(array)
+            case.layout.tables[request, :n_pages] = -1
+        np.testing.assert_array_equal(case.run(threads, cut_for=cut_for), out)
 
 
 BORDERS: list[Pieces] = [
@@ -303,26 +378,48 @@ def test_many_small_weights_beside_large_ones_count_in_int8(isa: str, n_tokens: 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("storage", STORAGES)
 @settings(max_examples=10)
-@given(pieces=pieces_strategy, threads=st.sampled_from([1, 2]), cut_for=st.sampled_from([1, 2, 1000]))
+@given(
+    pieces=pieces_strategy,
+    threads=st.sampled_from([1, 2]),
+    cut_for=st.sampled_from([1, 2, 1000]),
+    options=st.one_of(
+        st.just({}),
+        st.fixed_dictionaries(
+            {
+                "window": st.sampled_from(WINDOWS),
+                "softcap": st.sampled_from([0.0, 3.0]),
+                "alibi": st.booleans(),
+            }
+        ),
+    ),
+)
 def test_a_request_gets_the_same_bits_alone_and_in_any_batch(
-    isa: str, storage: str, pieces: Pieces, threads: int, cut_for: int
+    isa: str, storage: str, pieces: Pieces, threads: int, cut_for: int, options: dict[str, Any]
 ) -> None:
     native.set_isa(isa)
-    together = Case(pieces, storage=storage)
+    together = Case(pieces, storage=storage, **options)
     parts = together.split(together.run())
     for request, (piece, part) in enumerate(zip(pieces, parts, strict=True)):
-        alone = Case([piece], ids=[request], storage=storage).run(threads, cut_for=cut_for)
+        alone = Case([piece], ids=[request], storage=storage, **options).run(threads, cut_for=cut_for)
         np.testing.assert_array_equal(alone, part)
 
 
-def check_in_pieces(storage: str, n: int, borders: list[int], heads: tuple[int, int], dim: int) -> None:
-    whole = Case([(n, 0)], heads=heads, dim=dim, storage=storage)
+def check_in_pieces(
+    storage: str, n: int, borders: list[int], heads: tuple[int, int], dim: int, window: int = 0
+) -> None:
+    whole = Case([(n, 0)], heads=heads, dim=dim, storage=storage, window=window)
     expected = whole.run()
     pages = Pages([n], heads[1], dim, 16, storage)
     for begin, end in itertools.pairwise([0, *borders, n]):
         layout = Layout(np.array([0, end - begin], np.int32), np.array([begin], np.int32), pages.tables)
         got = attend(
-            whole.qkv[begin:end], pages.kv, layout, TEAMS[1 + begin % 2], first_layer=1, cut_for=begin % 3 * 50
+            whole.qkv[begin:end],
+            pages.kv,
+            layout,
+            TEAMS[1 + begin % 2],
+            first_layer=1,
+            cut_for=begin % 3 * 50,
+            window=window,
         )
         np.testing.assert_array_equal(got, expected[begin:end])
 
@@ -384,7 +481,8 @@ def test_a_long_prompt_gets_the_same_bits_whole_and_in_pieces(isa: str, storage:
     native.set_isa(isa)
     part = PART_KEYS
     borders = [40, part - 1, part, part + 1, part + 70, 2 * part - 3, 2 * part + 2, 2 * part + 3]
-    check_in_pieces(storage, 2 * part + 90, borders, (9, 3), 64)
+    for window in (0, 100, part + 30):
+        check_in_pieces(storage, 2 * part + 90, borders, (9, 3), 64, window)
 
 
 @pytest.mark.parametrize("isa", ISAS)
