@@ -38,6 +38,8 @@ MIN_STALL_TIMEOUT = 2.0  # s
 MIN_PART_BYTES = 64 * 2**10  # of a schedule log
 MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
 SUCCESSOR_PATIENCE = 300.0  # s for a machine of Ray's to come back, or for another to take its place
+MAX_LORAS, MAX_LORA_RANK = 1024, 512
+_ADAPTER_NAME = re.compile(rf"[A-Za-z0-9_.:-][A-Za-z0-9_.:/-]{{0,{MAX_NAME - 1}}}")
 PAGE_SIZE = 16  # slots the K/V manager hands out together
 
 
@@ -284,6 +286,56 @@ class ScheduleLogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterConfig:
+    """A low-rank adapter. number: 1 or more, what requests name it by below the endpoint, and never used again.
+
+    path: a folder as PEFT saves it. digest: of its files, which other ones are refused for; empty: any.
+    """
+
+    number: int
+    name: str
+    path: Path
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptersConfig:
+    """modules: loaded from the start. max_loras: most that are loaded at a time; max_rank: of each.
+
+    updating: clients may load and unload some. of_successor: this engine takes the place of another.
+    """
+
+    modules: tuple[AdapterConfig, ...] = ()
+    max_loras: int = 8
+    max_rank: int = 64
+    updating: bool = False
+    of_successor: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("--max-loras", self.max_loras, MAX_LORAS),
+            ("--max-lora-rank", self.max_rank, MAX_LORA_RANK),
+        ):
+            _check_at_least(name, value, 1)
+            if value > most:
+                raise ConfigError(name, f"must be at most {most}")
+        names = [adapter.name for adapter in self.modules]
+        for name in names:
+            check_adapter_name(name)
+            if names.count(name) > 1:
+                raise ConfigError("--lora-modules", f"{name} is given twice")
+        if len(names) > self.max_loras:
+            raise ConfigError("--lora-modules", f"names {len(names)} adapters, --max-loras is {self.max_loras}")
+
+
+def check_adapter_name(name: str) -> None:
+    """Raises ConfigError."""
+    if not _ADAPTER_NAME.fullmatch(name):
+        text = f"an adapter's name must be 1 to {MAX_NAME} letters, digits or any of _.:/-"
+        raise ConfigError("--lora-modules", text)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs.
 
@@ -298,6 +350,7 @@ class EngineConfig:
     ray: RayConfig | None = None  # None: workers are processes of this machine, or of those that join by hand
     schedule_log: ScheduleLogConfig = field(default_factory=ScheduleLogConfig)
     deterministic: bool = False
+    adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
 
     def __post_init__(self) -> None:
         n_nodes, n_workers = self.nodes.n_nodes, self.parallel.n_workers
@@ -337,7 +390,7 @@ class EngineConfig:
         """Settings of an engine in place of this one: as many slots, and time for a cluster to have room again."""
         kv = replace(self.kv, n_slots=n_slots, memory_bytes=None)
         ray = self.ray and replace(self.ray, patience=max(self.ray.patience, SUCCESSOR_PATIENCE))
-        return replace(self, kv=kv, ray=ray)
+        return replace(self, kv=kv, ray=ray, adapters=replace(self.adapters, of_successor=True))
 
     def to_json(self) -> str:
         """One line, for a child of this process: the secret is in it."""
@@ -370,6 +423,15 @@ class EngineConfig:
             None if parts["ray"] is None else RayConfig(**parts["ray"]),
             ScheduleLogConfig(**{**log, "path": None if log["path"] is None else Path(log["path"])}),
             parts["deterministic"],
+            AdaptersConfig(
+                **{
+                    **parts["adapters"],
+                    "modules": tuple(
+                        AdapterConfig(**{**adapter, "path": Path(adapter["path"])})
+                        for adapter in parts["adapters"]["modules"]
+                    ),
+                }
+            ),
         )
 
 

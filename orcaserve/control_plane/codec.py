@@ -64,6 +64,7 @@ def encode_submit(request: Request) -> wire.Submit:
         seed=request.seed,
         output_ids=request.output,
         terms=None if request.terms is USUAL else _encode_terms(request.terms),
+        adapter=request.adapter,
     )
     if submit.ByteSize() > MAX_TURN_BYTES:
         raise InvalidRequest("prompt", f"the prompt must fit a message of {MAX_TURN_BYTES} bytes")
@@ -90,6 +91,7 @@ def decode_submit(submit: wire.Submit) -> Request:
         submit.seed,
         output=list(submit.output_ids),
         terms=_decode_terms(submit.terms) if submit.HasField("terms") else USUAL,
+        adapter=submit.adapter,
     )
 
 

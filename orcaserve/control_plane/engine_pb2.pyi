@@ -44,7 +44,7 @@ class ToEngine(_message.Message):
     def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., watch: _Optional[bool] = ..., question: _Optional[int] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "input_ids", "stop_ids", "sampling", "seed", "output_ids", "terms")
+    __slots__ = ("request_id", "input_ids", "stop_ids", "sampling", "seed", "output_ids", "terms", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,7 @@ class Submit(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     input_ids: _containers.RepeatedScalarFieldContainer[int]
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -59,7 +60,8 @@ class Submit(_message.Message):
     seed: int
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     terms: Terms
-    def __init__(self, request_id: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., output_ids: _Optional[_Iterable[int]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ...) -> None: ...
+    adapter: int
+    def __init__(self, request_id: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., output_ids: _Optional[_Iterable[int]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("client", "weight", "priority", "background", "cache_salt", "timeout", "first_token", "between_tokens")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from orcaserve.control_plane import engine_pb2 as orcaserve_dot_control__plane_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orcaserve/control_plane/worker.proto\x12\x0corcaserve.v1\x1a$orcaserve/control_plane/engine.proto\"\x94\x01\n\x08ToWorker\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.StartH\x00\x12,\n\titeration\x18\x02 \x01(\x0b\x32\x17.orcaserve.v1.IterationH\x00\x12,\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1b.orcaserve.v1.ClockQuestionH\x00\x42\x06\n\x04kind\"\x1d\n\rClockQuestion\x12\x0c\n\x04sent\x18\x01 \x01(\x04\">\n\x0b\x43lockAnswer\x12\x0c\n\x04sent\x18\x01 \x01(\x04\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x0f\n\x07replied\x18\x03 \x01(\x04\":\n\x05Start\x12\x0f\n\x07n_slots\x18\x01 \x01(\x04\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x12\n\nrendezvous\x18\x03 \x01(\t\"\xc9\x02\n\tIteration\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x11\n\tpositions\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12+\n\nadmissions\x18\x06 \x03(\x0b\x32\x17.orcaserve.v1.Admission\x12\r\n\x05\x64rops\x18\x07 \x03(\x04\x12#\n\x06pieces\x18\x08 \x03(\x0b\x32\x13.orcaserve.v1.Piece\x12\'\n\x08scorings\x18\t \x03(\x0b\x32\x15.orcaserve.v1.Scoring\x12&\n\x08prefixes\x18\n \x03(\x0b\x32\x14.orcaserve.v1.Prefix\x12 \n\x04kept\x18\x0b \x03(\x0b\x32\x12.orcaserve.v1.Kept\x12\x0f\n\x07\x65victed\x18\x0c \x03(\x04\"W\n\x06Prefix\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\x04\x12\x0e\n\x06\x63opied\x18\x03 \x01(\x04\x12\x10\n\x08n_copied\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"N\n\x04Kept\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\x04\x12\t\n\x01n\x18\x04 \x01(\r\"I\n\x07Scoring\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05n_top\x18\x02 \x01(\r\x12\x15\n\x08\x66ollower\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_follower\"\'\n\x05Piece\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\tn_to_come\x18\x02 \x01(\r\"t\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Sampling\x12\x10\n\x08stop_ids\x18\x03 \x03(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x12\x12\x10\n\x08n_output\x18\x05 \x01(\r\"\x0b\n\tForwarded\"\xe8\x02\n\nFromWorker\x12&\n\x06loaded\x18\x01 \x01(\x0b\x32\x14.orcaserve.v1.LoadedH\x00\x12$\n\x05ready\x18\x02 \x01(\x0b\x32\x13.orcaserve.v1.ReadyH\x00\x12&\n\x06result\x18\x03 \x01(\x0b\x32\x14.orcaserve.v1.ResultH\x00\x12$\n\x05spans\x18\x04 \x01(\x0b\x32\x13.orcaserve.v1.SpansH\x00\x12.\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.orcaserve.v1.WorkerFailureH\x00\x12\"\n\x04\x62\x65\x61t\x18\x07 \x01(\x0b\x32\x12.orcaserve.v1.BeatH\x00\x12*\n\x05\x63lock\x18\x08 \x01(\x0b\x32\x19.orcaserve.v1.ClockAnswerH\x00\x12\x30\n\x08logprobs\x18\t \x01(\x0b\x32\x1c.orcaserve.v1.ResultLogprobsH\x00\x42\x06\n\x04kindJ\x04\x08\x06\x10\x07\"A\n\x06Loaded\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\"\x07\n\x05Ready\"H\n\x04\x42\x65\x61t\x12\x0c\n\x04\x62usy\x18\x01 \x01(\x08\x12\r\n\x05n_run\x18\x02 \x01(\x04\x12\x10\n\x08progress\x18\x03 \x01(\x04\x12\x11\n\twaits_for\x18\x04 \x01(\t\"\xa2\x02\n\x06Result\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x34\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\".orcaserve.v1.Result.FailuresEntry\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".orcaserve.v1.Result.LogprobsEntry\x1a/\n\rFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\"\x97\x01\n\x0eResultLogprobs\x12<\n\x08logprobs\x18\x01 \x03(\x0b\x32*.orcaserve.v1.ResultLogprobs.LogprobsEntry\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\"m\n\x05Spans\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x12\n\nn_requests\x18\x02 \x01(\r\x12\x10\n\x08n_tokens\x18\x03 \x01(\r\x12\r\n\x05names\x18\x04 \x03(\t\x12\x0e\n\x06starts\x18\x05 \x03(\x04\x12\x0c\n\x04\x65nds\x18\x06 \x03(\x04\"<\n\rWorkerFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2\x87\x01\n\x06Worker\x12>\n\x06\x41ttach\x12\x16.orcaserve.v1.ToWorker\x1a\x18.orcaserve.v1.FromWorker(\x01\x30\x01\x12=\n\x07\x46orward\x12\x17.orcaserve.v1.Iteration\x1a\x17.orcaserve.v1.Forwarded(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orcaserve/control_plane/worker.proto\x12\x0corcaserve.v1\x1a$orcaserve/control_plane/engine.proto\"\x94\x01\n\x08ToWorker\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.StartH\x00\x12,\n\titeration\x18\x02 \x01(\x0b\x32\x17.orcaserve.v1.IterationH\x00\x12,\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1b.orcaserve.v1.ClockQuestionH\x00\x42\x06\n\x04kind\"\x1d\n\rClockQuestion\x12\x0c\n\x04sent\x18\x01 \x01(\x04\">\n\x0b\x43lockAnswer\x12\x0c\n\x04sent\x18\x01 \x01(\x04\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x0f\n\x07replied\x18\x03 \x01(\x04\":\n\x05Start\x12\x0f\n\x07n_slots\x18\x01 \x01(\x04\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x12\n\nrendezvous\x18\x03 \x01(\t\"\xf1\x02\n\tIteration\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x11\n\tpositions\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12+\n\nadmissions\x18\x06 \x03(\x0b\x32\x17.orcaserve.v1.Admission\x12\r\n\x05\x64rops\x18\x07 \x03(\x04\x12#\n\x06pieces\x18\x08 \x03(\x0b\x32\x13.orcaserve.v1.Piece\x12\'\n\x08scorings\x18\t \x03(\x0b\x32\x15.orcaserve.v1.Scoring\x12&\n\x08prefixes\x18\n \x03(\x0b\x32\x14.orcaserve.v1.Prefix\x12 \n\x04kept\x18\x0b \x03(\x0b\x32\x12.orcaserve.v1.Kept\x12\x0f\n\x07\x65victed\x18\x0c \x03(\x04\x12&\n\x07\x61\x64\x61pted\x18\r \x03(\x0b\x32\x15.orcaserve.v1.Adapted\"\'\n\x07\x41\x64\x61pted\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\x04\"W\n\x06Prefix\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\x04\x12\x0e\n\x06\x63opied\x18\x03 \x01(\x04\x12\x10\n\x08n_copied\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"N\n\x04Kept\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\x04\x12\t\n\x01n\x18\x04 \x01(\r\"I\n\x07Scoring\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05n_top\x18\x02 \x01(\r\x12\x15\n\x08\x66ollower\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_follower\"\'\n\x05Piece\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\tn_to_come\x18\x02 \x01(\r\"t\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Sampling\x12\x10\n\x08stop_ids\x18\x03 \x03(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x12\x12\x10\n\x08n_output\x18\x05 \x01(\r\"\x0b\n\tForwarded\"\xe8\x02\n\nFromWorker\x12&\n\x06loaded\x18\x01 \x01(\x0b\x32\x14.orcaserve.v1.LoadedH\x00\x12$\n\x05ready\x18\x02 \x01(\x0b\x32\x13.orcaserve.v1.ReadyH\x00\x12&\n\x06result\x18\x03 \x01(\x0b\x32\x14.orcaserve.v1.ResultH\x00\x12$\n\x05spans\x18\x04 \x01(\x0b\x32\x13.orcaserve.v1.SpansH\x00\x12.\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.orcaserve.v1.WorkerFailureH\x00\x12\"\n\x04\x62\x65\x61t\x18\x07 \x01(\x0b\x32\x12.orcaserve.v1.BeatH\x00\x12*\n\x05\x63lock\x18\x08 \x01(\x0b\x32\x19.orcaserve.v1.ClockAnswerH\x00\x12\x30\n\x08logprobs\x18\t \x01(\x0b\x32\x1c.orcaserve.v1.ResultLogprobsH\x00\x42\x06\n\x04kindJ\x04\x08\x06\x10\x07\"A\n\x06Loaded\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\"\x07\n\x05Ready\"H\n\x04\x42\x65\x61t\x12\x0c\n\x04\x62usy\x18\x01 \x01(\x08\x12\r\n\x05n_run\x18\x02 \x01(\x04\x12\x10\n\x08progress\x18\x03 \x01(\x04\x12\x11\n\twaits_for\x18\x04 \x01(\t\"\xa2\x02\n\x06Result\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x34\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\".orcaserve.v1.Result.FailuresEntry\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".orcaserve.v1.Result.LogprobsEntry\x1a/\n\rFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\"\x97\x01\n\x0eResultLogprobs\x12<\n\x08logprobs\x18\x01 \x03(\x0b\x32*.orcaserve.v1.ResultLogprobs.LogprobsEntry\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\"m\n\x05Spans\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x12\n\nn_requests\x18\x02 \x01(\r\x12\x10\n\x08n_tokens\x18\x03 \x01(\r\x12\r\n\x05names\x18\x04 \x03(\t\x12\x0e\n\x06starts\x18\x05 \x03(\x04\x12\x0c\n\x04\x65nds\x18\x06 \x03(\x04\"<\n\rWorkerFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2\x87\x01\n\x06Worker\x12>\n\x06\x41ttach\x12\x16.orcaserve.v1.ToWorker\x1a\x18.orcaserve.v1.FromWorker(\x01\x30\x01\x12=\n\x07\x46orward\x12\x17.orcaserve.v1.Iteration\x1a\x17.orcaserve.v1.Forwarded(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,41 +47,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_START']._serialized_start=338
   _globals['_START']._serialized_end=396
   _globals['_ITERATION']._serialized_start=399
-  _globals['_ITERATION']._serialized_end=728
-  _globals['_PREFIX']._serialized_start=730
-  _globals['_PREFIX']._serialized_end=817
-  _globals['_KEPT']._serialized_start=819
-  _globals['_KEPT']._serialized_end=897
-  _globals['_SCORING']._serialized_start=899
-  _globals['_SCORING']._serialized_end=972
-  _globals['_PIECE']._serialized_start=974
-  _globals['_PIECE']._serialized_end=1013
-  _globals['_ADMISSION']._serialized_start=1015
-  _globals['_ADMISSION']._serialized_end=1131
-  _globals['_FORWARDED']._serialized_start=1133
-  _globals['_FORWARDED']._serialized_end=1144
-  _globals['_FROMWORKER']._serialized_start=1147
-  _globals['_FROMWORKER']._serialized_end=1507
-  _globals['_LOADED']._serialized_start=1509
-  _globals['_LOADED']._serialized_end=1574
-  _globals['_READY']._serialized_start=1576
-  _globals['_READY']._serialized_end=1583
-  _globals['_BEAT']._serialized_start=1585
-  _globals['_BEAT']._serialized_end=1657
-  _globals['_RESULT']._serialized_start=1660
-  _globals['_RESULT']._serialized_end=1950
-  _globals['_RESULT_FAILURESENTRY']._serialized_start=1830
-  _globals['_RESULT_FAILURESENTRY']._serialized_end=1877
-  _globals['_RESULT_LOGPROBSENTRY']._serialized_start=1879
-  _globals['_RESULT_LOGPROBSENTRY']._serialized_end=1950
-  _globals['_RESULTLOGPROBS']._serialized_start=1953
-  _globals['_RESULTLOGPROBS']._serialized_end=2104
-  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._serialized_start=1879
-  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._serialized_end=1950
-  _globals['_SPANS']._serialized_start=2106
-  _globals['_SPANS']._serialized_end=2215
-  _globals['_WORKERFAILURE']._serialized_start=2217
-  _globals['_WORKERFAILURE']._serialized_end=2277
-  _globals['_WORKER']._serialized_start=2280
-  _globals['_WORKER']._serialized_end=2415
+  _globals['_ITERATION']._serialized_end=768
+  _globals['_ADAPTED']._serialized_start=770
+  _globals['_ADAPTED']._serialized_end=809
+  _globals['_PREFIX']._serialized_start=811
+  _globals['_PREFIX']._serialized_end=898
+  _globals['_KEPT']._serialized_start=900
+  _globals['_KEPT']._serialized_end=978
+  _globals['_SCORING']._serialized_start=980
+  _globals['_SCORING']._serialized_end=1053
+  _globals['_PIECE']._serialized_start=1055
+  _globals['_PIECE']._serialized_end=1094
+  _globals['_ADMISSION']._serialized_start=1096
+  _globals['_ADMISSION']._serialized_end=1212
+  _globals['_FORWARDED']._serialized_start=1214
+  _globals['_FORWARDED']._serialized_end=1225
+  _globals['_FROMWORKER']._serialized_start=1228
+  _globals['_FROMWORKER']._serialized_end=1588
+  _globals['_LOADED']._serialized_start=1590
+  _globals['_LOADED']._serialized_end=1655
+  _globals['_READY']._serialized_start=1657
+  _globals['_READY']._serialized_end=1664
+  _globals['_BEAT']._serialized_start=1666
+  _globals['_BEAT']._serialized_end=1738
+  _globals['_RESULT']._serialized_start=1741
+  _globals['_RESULT']._serialized_end=2031
+  _globals['_RESULT_FAILURESENTRY']._serialized_start=1911
+  _globals['_RESULT_FAILURESENTRY']._serialized_end=1958
+  _globals['_RESULT_LOGPROBSENTRY']._serialized_start=1960
+  _globals['_RESULT_LOGPROBSENTRY']._serialized_end=2031
+  _globals['_RESULTLOGPROBS']._serialized_start=2034
+  _globals['_RESULTLOGPROBS']._serialized_end=2185
+  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._serialized_start=1960
+  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._serialized_end=2031
+  _globals['_SPANS']._serialized_start=2187
+  _globals['_SPANS']._serialized_end=2296
+  _globals['_WORKERFAILURE']._serialized_start=2298
+  _globals['_WORKERFAILURE']._serialized_end=2358
+  _globals['_WORKER']._serialized_start=2361
+  _globals['_WORKER']._serialized_end=2496
 # @@protoc_insertion_point(module_scope)

@@ -44,7 +44,7 @@ class Start(_message.Message):
     def __init__(self, n_slots: _Optional[int] = ..., next: _Optional[str] = ..., rendezvous: _Optional[str] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces", "scorings", "prefixes", "kept", "evicted")
+    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces", "scorings", "prefixes", "kept", "evicted", "adapted")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,7 @@ class Iteration(_message.Message):
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -69,7 +70,16 @@ class Iteration(_message.Message):
     prefixes: _containers.RepeatedCompositeFieldContainer[Prefix]
     kept: _containers.RepeatedCompositeFieldContainer[Kept]
     evicted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
+    adapted: _containers.RepeatedCompositeFieldContainer[Adapted]
+    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., evicted: _Optional[_Iterable[int]] = ..., adapted: _Optional[_Iterable[_Union[Adapted, _Mapping]]] = ...) -> None: ...
+
+class Adapted(_message.Message):
+    __slots__ = ("row", "adapter")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    adapter: int
+    def __init__(self, row: _Optional[int] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Prefix(_message.Message):
     __slots__ = ("row", "blocks", "copied", "n_copied", "tokens")

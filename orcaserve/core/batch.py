@@ -72,6 +72,7 @@ class BatchEntry:
     result means nothing.
     scoring: what is wanted of the prompt's tokens, if anything.
     prefix: what it has at `position` without having computed it; with its first entry only.
+    adapter: with every entry of an initiation; the worker keeps it too. See Request.
     """
 
     request_id: int
@@ -85,6 +86,7 @@ class BatchEntry:
     n_to_come: int = 0
     scoring: Scoring | None = None
     prefix: Prefix | None = None
+    adapter: int = 0
 
     def __post_init__(self) -> None:
         assert (self.params is not None) == (self.phase is _INITIATION and not self.n_to_come)
@@ -105,6 +107,7 @@ class Increment(BatchEntry):
     n_to_come = 0
     scoring = None
     prefix = None
+    adapter = 0
 
     def __init__(self, request_id: int, token: int, position: int) -> None:
         self.request_id = request_id

@@ -18,12 +18,14 @@ class Layout:
     starts: [R + 1] int32. contexts: [R] int32, tokens whose K/V the request had before this iteration.
     page_tables: [R, most pages] int32, contiguous, padded with -1.
     shares: some request's pages are filled by another one of this iteration, that comes before it.
+    adapters: [R] the number of every request's adapter, 0 where it has none; None: nobody has one.
     """
 
     starts: Int32s
     contexts: Int32s
     page_tables: Int32s
     shares: bool = False
+    adapters: Sequence[int] | None = None
 
     @classmethod
     def build(

@@ -340,15 +340,17 @@ class Scheduler:
         if n < n_left:
             self._n_recomputed += n if request.n_iterations else 0
             return BatchEntry(
-                request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n, scoring=scoring, prefix=prefix
-            )
+                request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n, scoring=scoring, prefix=prefix,
+                adapter=request.adapter,
+            )  # fmt: skip
         if request.n_iterations:  # preempted
             self._n_recomputed += n - 1
         settings = request.params, request.stop_ids, request.seed
         n_output = len(request.output)
         return BatchEntry(
-            request.id, Phase.INITIATION, tokens, position, *settings, n_output, scoring=scoring, prefix=prefix
-        )
+            request.id, Phase.INITIATION, tokens, position, *settings, n_output, scoring=scoring, prefix=prefix,
+            adapter=request.adapter,
+        )  # fmt: skip
 
     def _keep(self, request: Request, end: int) -> None:
         """Its tokens up to this index are there once the batch that is being made has run."""

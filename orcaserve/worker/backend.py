@@ -8,7 +8,9 @@ from typing import Protocol
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, Logprobs, SamplingParams
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.scoring import NOTHING, Wanted
 
@@ -63,6 +65,16 @@ class Backend(Protocol):
 
     def copy_page(self, source: int, target: int) -> None:
         """A page of the K/V region, in all layers that this backend has, between two iterations."""
+
+    @property
+    def part(self) -> Part:
+        """What it has of the model."""
+
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        """Of this part. From now on layouts may name it."""
+
+    def remove_adapter(self, number: int) -> None:
+        """No layout names it any more. Of no effect for an unknown one."""
 
     def iterate(
         self,

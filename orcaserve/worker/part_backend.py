@@ -9,7 +9,9 @@ import numpy as np
 from orcaserve.config import EngineConfig
 from orcaserve.core import CheckpointError, ConfigError, UnsupportedModel
 from orcaserve.data_plane.protocol import DataPlane, Place
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.part import Part
 from orcaserve.model.parameter import Floats
 from orcaserve.native import _kernels
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
@@ -48,6 +50,16 @@ class PartBackend(PassesOn[Floats]):
 
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self._part.own_spec, n_pages, self._page_size, self._storage)
+
+    @property
+    def part(self) -> Part:
+        return self._part
+
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        self._model.add_adapter(number, adapter)
+
+    def remove_adapter(self, number: int) -> None:
+        self._model.remove_adapter(number)
 
     def copy_page(self, source: int, target: int) -> None:
         self._kv.copy_page(source, target)

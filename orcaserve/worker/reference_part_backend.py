@@ -11,6 +11,7 @@ from torch import Tensor
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError
 from orcaserve.data_plane.device_tensors import TensorPlane
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
 from orcaserve.model.reference.builder import load_reference_part
@@ -56,6 +57,16 @@ class ReferencePartBackend(PassesOn[Tensor]):
         except torch.OutOfMemoryError as error:
             n_slots = n_pages * self._page_size
             raise ConfigError("--n-slots", f"{n_slots} slots do not fit the memory of {self._device}") from error
+
+    @property
+    def part(self) -> Part:
+        return self._part
+
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        self._model.add_adapter(number, adapter)
+
+    def remove_adapter(self, number: int) -> None:
+        self._model.remove_adapter(number)
 
     def copy_page(self, source: int, target: int) -> None:
         self._kv.copy_page(source, target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from orcaserve.config import EngineConfig
 from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logprobs, Prefix
 from orcaserve.model.kv_manager import KVManager
+from orcaserve.worker.adapters import LoadedAdapters
 from orcaserve.worker.backend import Backend, Outcome, load_backend
 from orcaserve.worker.facts import check_deterministic, engine_facts, n_slots_for, n_threads_for
 from orcaserve.worker.scoring import NOTHING, wanted_of
@@ -22,11 +24,15 @@ class Worker:
     facts: what the loaded model is, for those who check requests.
     """
 
-    def __init__(self, backend: Backend, kv: KVManager, facts: EngineFacts) -> None:
+    def __init__(
+        self, backend: Backend, kv: KVManager, facts: EngineFacts, adapters: LoadedAdapters | None = None
+    ) -> None:
         self.facts = facts
+        self.adapters = adapters
         self._backend = backend
         self._kv = kv
         self._inputs: dict[int, list[int]] = {}  # of requests whose initiation comes in pieces: what has come
+        self._adapter_of: dict[int, int] = {}  # of requests that have one
         self._n_top: dict[int, int] = {}  # of requests that ask for log-probabilities: best tokens to tell of each
 
     @classmethod
@@ -37,14 +43,18 @@ class Worker:
         """
         backend = load_backend(config, n_threads_for(config))
         check_deterministic(config, backend.spec)
-        return cls.over(backend, config, n_slots_for(config, backend.spec, backend.slot_bytes))
+        adapters = LoadedAdapters.begin(backend, config)  # first: their memory is not free for keys and values
+        return cls.over(backend, config, n_slots_for(config, backend.spec, backend.slot_bytes), adapters)
 
     @classmethod
-    def over(cls, backend: Backend, config: EngineConfig, n_slots: int) -> Worker:
-        """Give a loaded backend its K/V region."""
+    def over(
+        cls, backend: Backend, config: EngineConfig, n_slots: int, adapters: LoadedAdapters | None = None
+    ) -> Worker:
+        """Give a loaded backend its K/V region, and its adapters if it has not got them."""
+        adapters = adapters or LoadedAdapters.begin(backend, config)
         kv = KVManager(n_slots, config.kv.page_size)
         backend.allocate(kv.n_pages)
-        return cls(backend, kv, engine_facts(config, backend.spec, n_slots))
+        return cls(backend, kv, engine_facts(config, backend.spec, n_slots), adapters)
 
     @property
     def progress(self) -> int:
@@ -58,6 +68,7 @@ class Worker:
             self._kv.drop(request_id)
             self._inputs.pop(request_id, None)
             self._n_top.pop(request_id, None)
+            self._adapter_of.pop(request_id, None)
         for block in batch.evicted:
             self._kv.evict(block)
         self._backend.sampler.drop(batch.drops)
@@ -72,6 +83,8 @@ class Worker:
                 failures[entry.request_id] = why
                 continue
             runnable.append(entry)
+            if entry.adapter:
+                self._adapter_of[entry.request_id] = entry.adapter
             if entry.prefix is not None:
                 self._begin(entry.request_id, entry.prefix)
                 shares = shares or not filled.isdisjoint(entry.prefix.blocks)
@@ -104,6 +117,8 @@ class Worker:
     def _iterate(self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry], shares: bool) -> Outcome:
         """A token for each of `chosen_for`, and which of them mean nothing. They have room for their tokens."""
         layout = self._kv.layout_of([(entry.request_id, len(entry.tokens)) for entry in entries], shares)
+        if self._adapter_of:
+            layout = replace(layout, adapters=[self._adapter_of.get(entry.request_id, 0) for entry in entries])
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
         scores = False
         for entry in entries:
@@ -138,6 +153,8 @@ class Worker:
             return f"the context length of {self.facts.context_length} tokens is exceeded"
         if self._kv.n_tokens(entry.request_id) != (entry.position if prefix is None else 0):
             return "the tokens of this request were lost"
+        if entry.adapter and (self.adapters is None or entry.adapter not in self.adapters):
+            return "the adapter of this request is not loaded"
         if prefix is not None and not self._knows(prefix):
             return "the tokens of this request were lost"
         if (
