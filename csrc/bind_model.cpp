@@ -156,11 +156,12 @@ orcaserve::AdaptedLinear adapted_linear(nb::list& kept, nb::handle given, const 
   const auto at = nb::cast<Longs>(tuple[4]);
   linear.n_in = w.n_in;
   linear.width = static_cast<int>(scales.size());
-  require(a.nbytes() == size_t(w.n_in) * scales.size() * item, "the first product of an adapter has a wrong size");
+  const size_t n_in = is_bfloat16 ? (size_t(w.n_in) + 1) / 2 * 2 : size_t(w.n_in);
+  require(a.nbytes() == n_in * scales.size() * item, "the first product of an adapter has a wrong size");
   const auto n_panels = static_cast<size_t>(w.n_panels);
   require(first.size() == n_panels && n.size() == n_panels && at.size() == n_panels, "an adapter has a wrong number of panels");
   for (size_t p = 0; p < n_panels; ++p)
-    require(n.data()[p] >= 0 && at.data()[p] >= 0 &&
+    require(n.data()[p] >= 0 && at.data()[p] >= 0 && (!is_bfloat16 || n.data()[p] % 2 == 0) &&
                 (size_t(at.data()[p]) + size_t(n.data()[p]) * orcaserve::kPanel) * item <= b.nbytes(),
             "a panel of an adapter reaches beyond its numbers");
   linear.a = a.data();

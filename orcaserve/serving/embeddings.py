@@ -18,6 +18,6 @@ EMBEDDINGS: dict[str, Field] = {
 
 
 def embeddings(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
-    check_model(body, service.name)
+    service.adapters.served(body)
     message = "this model generates text; it makes no embeddings"
     raise InvalidRequest("model", message, code="embeddings_not_supported")

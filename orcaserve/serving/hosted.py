@@ -29,6 +29,7 @@ async def load_service(serving: ServingConfig, engine: EngineConfig, engines: En
         await reading,
         serving.served_model_name or engine.model.name,
         serving,
+        engine.adapters,
     )
 
 

@@ -27,13 +27,6 @@ class StreamOptions:
     continuous_usage: bool = False
 
 
-def check_model(body: Mapping[str, Any], served: str) -> None:
-    """Raises InvalidRequest (404) unless `model` is the served model's name."""
-    if body.get("model") != served:
-        message = "the model does not exist: GET /v1/models lists what is served"
-        raise InvalidRequest("model", message, code="model_not_found", status=404)
-
-
 def stream_options(body: Mapping[str, Any]) -> StreamOptions:
     stream = flag(body, "stream")
     options = body.get("stream_options")

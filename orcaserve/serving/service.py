@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from orcaserve.config import ServingConfig
+from orcaserve.config import AdaptersConfig, ServingConfig
 from orcaserve.core import (
     EngineError,
     EngineFacts,
@@ -28,6 +28,7 @@ from orcaserve.core import (
 )
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING, TIMED_OUT, TOO_LATE
 from orcaserve.core.terms import USUAL
+from orcaserve.serving.adapters import Adapters
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.conversation import ChatEncoder, RequestTemplates
 from orcaserve.serving.door import Bounds, Door
@@ -242,7 +243,7 @@ class Choice:
 class Service:
     """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model. serving: settings, of which those are looked at here that concern requests.
+    name: what clients call the model. adapters: what else they may call by a name. serving: settings, of which those are looked at here that concern requests.
     door: who may come in.
     """
 
@@ -252,10 +253,12 @@ class Service:
         tokenizer: Tokenizer,
         name: str,
         serving: ServingConfig,
+        adapters: AdaptersConfig | None = None,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.name = name
+        self.adapters = Adapters(name, adapters or AdaptersConfig())
         self.created = int(time.time())
         self.facts = client.facts
         source = tokenizer.chat_template
@@ -311,6 +314,7 @@ class Service:
         n_kept: int = 0,
         grammar_field: str | None = None,
         terms: Terms = USUAL,
+        adapter: int = 0,
     ) -> Plan:
         """The requests of all prompts: choice prompt_index * n + i. From any thread. n_kept: see Plan; 0: all.
 
@@ -333,7 +337,7 @@ class Service:
             raise InvalidRequest(grammar_field, "this model has no token that ends a text, so it follows no grammar")
         choices: list[tuple[Request, TextStream]] = []
         for ids, params in prompts:
-            requests = fan_out(self._request_ids, ids, params, self.facts, terms)
+            requests = fan_out(self._request_ids, ids, params, self.facts, terms, adapter)
             new_text = options.streams(self.tokenizer, ids, params)
             choices += [(request, new_text()) for request in requests]
         n_each = prompts[0][1].n if n_kept else 0

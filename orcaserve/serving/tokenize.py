@@ -71,4 +71,4 @@ def detokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) ->
 
 def _check_optional_model(body: Mapping[str, Any], service: Service) -> None:
     if body.get("model") is not None:
-        check_model(body, service.name)
+        service.adapters.served(body)
