@@ -36,7 +36,7 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
 
 @pytest.fixture
 def own_root() -> Iterator[None]:
-    """Nobody else listens (a library, or a verb run by an earlier test, may have); warnings go their usual way again."""
+    """Nobody else listens (an earlier test's library or verb may have); warnings go their usual way again."""
     for logger in (logging.getLogger(), logging.getLogger("orcaserve")):
         logger.handlers.clear()
     yield

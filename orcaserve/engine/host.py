@@ -86,10 +86,13 @@ class EngineHost:
         On the main thread, if there are such processes: they end with the thread that started them. Raises ModelError,
         ConfigError, or EngineError if a process is lost.
         """
+        from orcaserve.worker.backend import settle_device  # late: the engine's socket is there while it is imported
+
+        config = settle_device(config)
         if config.parallel.n_workers > 1 or config.ray is not None:
             master = EngineMaster.load(config)
             return cls._over(master, master.facts, config, report, on_failure)
-        from orcaserve.worker.worker import Worker  # late: the engine's socket is there while it is imported
+        from orcaserve.worker.worker import Worker
 
         executor = DeviceExecutor(f"worker {WORKER}")
         try:

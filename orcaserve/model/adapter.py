@@ -112,6 +112,8 @@ def _targets(names: Names, part: Part) -> dict[str, _Target]:
         if len(parts) == 1:  # one tensor that is all of them
             starts = np.cumsum([0, *sizes]).tolist()
             runs = tuple(range(run.start + s, run.stop + s) for run, s in zip(own, starts, strict=False))
+            if linear == "qkv" and names.grouped:
+                runs = part.grouped_rows
             targets[parts[0]] = _Target(linear, sum(sizes), n_in, runs, inputs, 0)
             continue
         first = 0

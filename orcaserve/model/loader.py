@@ -48,7 +48,9 @@ class ModelFiles:
         """Read all weights. Raises CheckpointError, or UnsupportedModel for kinds of numbers that are not known."""
         loaded = self.load_part(builder, Part.whole(self.spec))
         assert loaded.embedding is not None and loaded.norm is not None and loaded.head is not None
-        return Weights(loaded.embedding, loaded.positions, loaded.layers, loaded.norm, loaded.head)
+        return Weights(
+            loaded.embedding, loaded.positions, loaded.layers, loaded.norm, loaded.head, loaded.embedding_norm
+        )
 
     def load_part(
         self, builder: WeightsBuilder[MatrixT, NormT, TableT], part: Part
@@ -116,7 +118,9 @@ class _Loader:
     def load(self, builder: WeightsBuilder[MatrixT, NormT, TableT]) -> PartWeights[MatrixT, NormT, TableT]:
         spec, names, part = self._spec, self._names, self._part
         embedding, head, head_table = self._ends(builder)
-        positions = self._table(names.positions, spec.context_length) if names.positions else None
+        positions = self._positions() if names.positions else None
+        self._reads = part.first
+        embedding_norm = self._norm(builder, names.embedding_norm) if spec.embedding_norm else None
         layers = []
         for i in range(spec.n_layers):
             start = names.layer.format(i=i)
@@ -134,6 +138,7 @@ class _Loader:
             norm=norm if part.last else None,
             head=head,
             head_table=head_table,
+            embedding_norm=embedding_norm if part.first else None,
         )
         left = [name for plain, name in self._stored.items() if not self._is_harmless(plain, name)]
         if left:
@@ -158,6 +163,9 @@ class _Loader:
         kv = range(part.kv_heads.start * dim, part.kv_heads.stop * dim)
         everything = range(spec.hidden_size)
 
+        def norm(wanted: bool, name: str, size: int = spec.hidden_size) -> NormT | None:
+            return self._norm(builder, start + name, size) if wanted else None
+
         def matrix(
             parts: Sequence[str],
             sizes: Sequence[int],
@@ -175,24 +183,45 @@ class _Loader:
             added = bias and (inputs is None or part.shard == 0)  # once, where sums over shards are added up
             return builder.matrix(taken, biases if added else None, gated)
 
-        attention_norm = self._norm(builder, start + names.attention_norm)
         heads = (len(part.heads), len(part.kv_heads))
         qkv = matrix(names.qkv, (spec.q_size, spec.kv_size, spec.kv_size), (q, kv, kv), spec.hidden_size, spec.qkv_bias,
                      turned=heads)  # fmt: skip
         out = matrix((names.out,), (spec.hidden_size,), (everything,), spec.q_size, spec.out_bias, inputs=q)
-        mlp_norm = self._norm(builder, start + names.mlp_norm)
         n_wide = 2 if spec.gated else 1
         up = matrix(names.up, (spec.intermediate_size,) * n_wide, (part.columns,) * n_wide, spec.hidden_size,
                     spec.mlp_bias, gated=spec.gated)  # fmt: skip
         down = matrix((names.down,), (spec.hidden_size,), (everything,), spec.intermediate_size, spec.mlp_bias,
                       inputs=part.columns)  # fmt: skip
-        return Layer(attention_norm, qkv, out, mlp_norm, up, down)
+        each = spec.qk_norm == "head"
+        return Layer(
+            norm(spec.pre_norm, names.attention_norm),
+            qkv,
+            out,
+            norm(spec.pre_norm and not spec.shared_norm, names.mlp_norm),
+            up,
+            down,
+            norm(spec.post_norm, names.post_attention_norm),
+            norm(spec.post_norm, names.post_mlp_norm),
+            norm(spec.qk_norm is not None, names.q_norm, dim if each else spec.q_size),
+            norm(spec.qk_norm is not None, names.k_norm, dim if each else spec.kv_size),
+        )
 
-    def _norm(self, builder: WeightsBuilder[MatrixT, NormT, TableT], name: str) -> NormT:
-        size = (self._spec.hidden_size,)
-        weight = self._numbers(self._take(name + ".weight", size))
-        bias = self._numbers(self._take(name + ".bias", size)) if self._spec.norm == "layer" else None
+    def _norm(self, builder: WeightsBuilder[MatrixT, NormT, TableT], name: str, size: int | None = None) -> NormT:
+        """size: None = that of hidden states."""
+        shape = (size or self._spec.hidden_size,)
+        weight = self._numbers(self._take(name + ".weight", shape)) + np.float32(self._names.norm_offset)
+        bias = None
+        if self._spec.norm == "layer":
+            stored = self._spec.norm_bias
+            bias = self._numbers(self._take(name + ".bias", shape)) if stored else np.zeros_like(weight)
         return builder.norm(weight, bias)
+
+    def _positions(self) -> Parameter:
+        """The table of learned positions, from that of position 0 on."""
+        skipped, n = self._names.skipped_positions, self._spec.context_length
+        assert self._names.positions is not None
+        table = self._table(self._names.positions, skipped + n)
+        return table.cut(Cut((range(skipped, skipped + n),))) if skipped else table
 
     def _table(self, name: str, rows: int) -> Parameter:
         """[rows, hidden], looked up by row; stored so in every family."""
@@ -209,7 +238,7 @@ class _Loader:
                 head = self._table(names.head, spec.vocab_size)
                 if (part.first or part.last) and not np.array_equal(head.floats(), table.floats()):
                     logger.warning("%s.weight differs from the embedding it is tied to, and is ignored", names.head)
-            if part.is_whole:
+            if part.is_whole and not spec.head_bias:
                 return *builder.tied(table), None
             head = table
         else:
@@ -219,9 +248,17 @@ class _Loader:
         embedding = builder.table(table) if part.first else None
         if not part.last:
             return embedding, None, None
-        if spec.tied and not part.first:
+        if spec.tied and not part.first and not spec.head_bias:
             return embedding, *builder.tied_head(head)
-        return embedding, builder.matrix([head], None), None
+        return embedding, builder.matrix([head], self._head_bias()), None
+
+    def _head_bias(self) -> list[Floats] | None:
+        if not self._spec.head_bias:
+            return None
+        part = self._part
+        cut = Cut((part.vocabulary,)) if part.n_shards > 1 else None
+        bias = self._take(f"{self._names.head}.bias", (self._spec.vocab_size,), cut=cut)
+        return [bias.floats()]
 
     def _parts(
         self,
@@ -239,6 +276,8 @@ class _Loader:
         """
         transposed = self._names.transposed and width is not None
         runs: list[tuple[range, ...]] = [(run,) for run in own]
+        if len(names) == 1 and self._names.grouped and len(sizes) == 3:
+            return [self._take_grouped(names[0], sum(sizes), width, transposed)]
         if len(names) == 1:
             starts = np.cumsum([0, *sizes])
             runs = [tuple(range(run.start + int(s), run.stop + int(s)) for run, s in zip(own, starts, strict=False))]
@@ -250,6 +289,12 @@ class _Loader:
             cut = Cut(rows, inputs) if self._part.n_shards > 1 else None
             parts.append(self._take(name, shape, transposed, n_turned, cut))
         return parts
+
+    def _take_grouped(self, name: str, size: int, width: int | None, transposed: bool) -> Parameter:
+        """Queries, keys and values [size, width] whose rows are stored K/V head by K/V head, put in the usual order."""
+        runs = self._part.grouped_rows
+        shape = (size,) if width is None else (width, size) if transposed else (size, width)
+        return self._take(name, shape, transposed, 0, Cut(runs))
 
     def _take(
         self,
@@ -267,4 +312,5 @@ class _Loader:
         actual = self._checkpoint.tensors[stored].shape
         if actual != shape:
             raise CheckpointError(f"tensor {stored} has sizes {list(actual)}, the config asks for {list(shape)}")
-        return Parameter(self._checkpoint, stored, transposed, n_turned, cut)
+        turned_dim = self._spec.rope.dim if n_turned and self._spec.rope else 0
+        return Parameter(self._checkpoint, stored, transposed, n_turned, cut, turned_dim)

@@ -30,11 +30,17 @@ class Parameter:
     kind: how its numbers are stored, a name such as F32 or Q4_1. transposed: the file has [width, rows].
     n_inputs: the whole tensor's width. inputs: which of its columns these are.
     n_turned: number of heads whose rows the file stores as pairs (i, i + half) side by side, 0 for none; here they lie
-    as the skeleton wants them, first halves before second halves.
+    as the skeleton wants them, first halves before second halves. turned_dim: of a head's first rows, 0 = of all.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, name: str, transposed: bool = False, n_turned: int = 0, cut: Cut | None = None
+        self,
+        checkpoint: Checkpoint,
+        name: str,
+        transposed: bool = False,
+        n_turned: int = 0,
+        cut: Cut | None = None,
+        turned_dim: int = 0,
     ) -> None:
         info = checkpoint.tensors[name]
         self.name = name
@@ -42,7 +48,7 @@ class Parameter:
         self.shape = info.shape[::-1] if transposed else info.shape
         self.transposed = transposed
         self._checkpoint = checkpoint
-        self._n_turned = n_turned
+        self._n_turned, self._turned_dim = n_turned, turned_dim
         self._cut = cut
         self._stored_shape = info.shape
         self.n_inputs = self.shape[1] if len(self.shape) == 2 else 0
@@ -54,12 +60,13 @@ class Parameter:
     def cut(self, cut: Cut) -> Parameter:
         """A cut of a parameter that is none yet."""
         assert self._cut is None
-        return Parameter(self._checkpoint, self.name, self.transposed, self._n_turned, cut)
+        return Parameter(self._checkpoint, self.name, self.transposed, self._n_turned, cut, self._turned_dim)
 
     def with_inputs(self, inputs: range) -> Parameter:
         """The same rows of other columns."""
         rows = (range(self.shape[0]),) if self._cut is None else self._cut.rows
-        return Parameter(self._checkpoint, self.name, self.transposed, self._n_turned, Cut(rows, inputs))
+        cut = Cut(rows, inputs)
+        return Parameter(self._checkpoint, self.name, self.transposed, self._n_turned, cut, self._turned_dim)
 
     def floats(self) -> Floats:
         """Its numbers, contiguous. Raises CheckpointError if one is not finite, UnsupportedModel as `stored` does."""
@@ -120,8 +127,11 @@ class Parameter:
     def _in_order(self, rows: np.ndarray) -> np.ndarray:
         if self._n_turned == 0:
             return rows
-        pairs = rows.reshape(self._n_turned, -1, 2, *rows.shape[1:])
-        return np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(rows.shape)
+        heads = rows.reshape(self._n_turned, -1, *rows.shape[1:])
+        dim = self._turned_dim or heads.shape[1]
+        ordered = heads.copy()
+        ordered[:, : dim // 2], ordered[:, dim // 2 : dim] = heads[:, 0:dim:2], heads[:, 1:dim:2]
+        return ordered.reshape(rows.shape)
 
     def _not_finite(self) -> CheckpointError:
         return CheckpointError(f"tensor {self.name} holds values that are not finite numbers")

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-NormKind = Literal["rms", "layer"]  # RMSNorm has no bias here, LayerNorm has one
+NormKind = Literal["rms", "layer"]  # RMSNorm has no bias here, LayerNorm has one (of zeros, if the files have none)
+QKNorm = Literal["head", "all"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 # The names that transformers and GGUF give to activations.
 ACTIVATIONS: dict[str, Activation] = {
@@ -52,13 +53,27 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model's sizes and options.
+    """One model's sizes and options. What comes after `eos_ids` most families leave as it is.
 
-    rope: None for learned positions, of which there are then context_length.
+    rope: None for learned positions, of which there are then context_length, and for `alibi`.
     activation: one of the keys of ACTIVATIONS.
     gated: the MLP's first matrix is two, and one's activation multiplies the other.
     tied: the output head is the embedding. attention_scale: factor of the scores; None = 1 / sqrt(head_dim).
     eos_ids: ids that end a text by default.
+
+    pre_norm: attention and MLP read norms of the residual stream. post_norm: norms of what they give are added to it.
+    parallel: the MLP reads the layer's input, not what attention has added to; shared_norm: by attention's own norm.
+    norm_bias: files have LayerNorm's biases. head_bias: and one of the output head.
+    qk_norm: queries and keys are normed before they are turned: head by head, with the same weights for every head, or
+    all heads of a token together.
+    windows: per layer, to how many tokens back (itself counted) a token attends, 0 = to all; () = all layers to all.
+    local_rope: how positions turn in layers with a window, if not as in the others.
+    unturned: layers in which positions turn nothing.
+    alibi: per head, what is taken off a score (scaled already) for each token between query and key; () = nothing.
+    attention_softcap, logit_softcap: c, where scores or logits x become c tanh(x / c); 0 = as they are.
+    embedding_scale, residual_scale, logit_scale: factors of the embedding, of whatever is added to the residual stream,
+    and of the logits (before their softcap).
+    embedding_norm: the embedding is normed.
     """
 
     vocab_size: int
@@ -80,6 +95,23 @@ class ModelSpec:
     mlp_bias: bool = False
     attention_scale: float | None = None
     eos_ids: frozenset[int] = frozenset()
+    pre_norm: bool = True
+    post_norm: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    norm_bias: bool = True
+    head_bias: bool = False
+    qk_norm: QKNorm | None = None
+    windows: tuple[int, ...] = ()
+    local_rope: RopeSpec | None = None
+    unturned: tuple[int, ...] = ()
+    alibi: tuple[float, ...] = ()
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    embedding_norm: bool = False
 
     @property
     def q_size(self) -> int:
@@ -98,6 +130,16 @@ class ModelSpec:
     @property
     def head_weights(self) -> int:
         return self.hidden_size * self.vocab_size
+
+    def window(self, layer: int) -> int:
+        """Of a layer of the model, 0 = none."""
+        return self.windows[layer] if self.windows else 0
+
+    def rope_of(self, layer: int) -> RopeSpec | None:
+        """How positions turn in a layer of the model."""
+        if layer in self.unturned:
+            return None
+        return self.local_rope if self.local_rope is not None and self.window(layer) else self.rope
 
     @property
     def score_scale(self) -> float:

@@ -19,14 +19,18 @@ TableT = TypeVar("TableT", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Layer(Generic[MatrixT, NormT]):
-    """One layer. up: with a gate two matrices in one, the gate's first."""
+    """One layer. up: with a gate two matrices in one, the gate's first. Norms that a family has not are None."""
 
-    attention_norm: NormT
+    attention_norm: NormT | None
     qkv: MatrixT
     out: MatrixT
-    mlp_norm: NormT
+    mlp_norm: NormT | None
     up: MatrixT
     down: MatrixT
+    post_attention_norm: NormT | None = None
+    post_mlp_norm: NormT | None = None
+    q_norm: NormT | None = None
+    k_norm: NormT | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Weights(Generic[MatrixT, NormT, TableT]):
     layers: Sequence[Layer[MatrixT, NormT]]
     norm: NormT
     head: MatrixT
+    embedding_norm: NormT | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class PartWeights(Generic[MatrixT, NormT, TableT]):
     norm: NormT | None
     head: MatrixT | None
     head_table: TableT | None
+    embedding_norm: NormT | None = None
 
 
 class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):

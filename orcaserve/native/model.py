@@ -21,6 +21,7 @@ from orcaserve.native import _kernels
 from orcaserve.native.adapter import holds_bfloat16, pack_adapter
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
+from orcaserve.native.support import check_supported
 
 AllReduce = Callable[[Floats, int], None]
 
@@ -63,8 +64,10 @@ class NativeModel:
         part: what of the model `weights` are, None = all of it. all_reduce: with more than one shard, sums an array
         [floats] in place over the shards, and is told how many floats the next sum has, 0 = not known; called on the
         thread that called `forward`, twice per layer, for long batches more often.
-        Raises CheckpointError if the rope options make no sense, ValueError if weights do not have the spec's sizes.
+        Raises UnsupportedModel if the kernels cannot run it, CheckpointError if the rope options make no sense,
+        ValueError if weights do not have the spec's sizes.
         """
+        check_supported(spec)
         self.part = part = part or Part.whole(spec)
         if (part.n_shards > 1) != (all_reduce is not None):
             raise ValueError(f"{part.n_shards} shards, and {'no' if all_reduce is None else 'an'} all_reduce")

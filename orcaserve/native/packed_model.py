@@ -135,7 +135,7 @@ class PackedFile:
                 pieces: dict[str, Any] = dict(zip(names, pool.map(packed.piece, names), strict=True))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._contradiction(error) from error
-        layers = [Layer(**{f.name: pieces[f"layers.{i}.{f.name}"] for f in fields(Layer)}) for i in part.layers]
+        layers = [Layer(**{f.name: pieces.get(f"layers.{i}.{f.name}") for f in fields(Layer)}) for i in part.layers]
         ends = ("embedding", "positions", "norm", "head", "head_table")
         return PartWeights(layers=layers, **{name: pieces.get(name) for name in ends})
 
@@ -144,8 +144,13 @@ class PackedFile:
 
 
 def _spec(raw: Mapping[str, Any]) -> ModelSpec:
-    rope = raw["rope"] and {key: tuple(v) if isinstance(v, list) else v for key, v in raw["rope"].items()}
-    return ModelSpec(**{**raw, "eos_ids": frozenset(raw["eos_ids"]), "rope": rope and RopeSpec(**rope)})
+    options = _with_tuples(raw) | {"eos_ids": frozenset(raw["eos_ids"])}
+    ropes = {name: options.get(name) and RopeSpec(**_with_tuples(options[name])) for name in ("rope", "local_rope")}
+    return ModelSpec(**options | ropes)
+
+
+def _with_tuples(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
 
 
 def _entry(array: NDArray[Any], width: int | None) -> dict[str, Any]:
@@ -161,7 +166,8 @@ def _pieces(weights: NativeWeights) -> Iterator[tuple[str, PackedMatrix | Norm |
     yield "norm", weights.norm
     for i, layer in enumerate(weights.layers):
         for field in fields(layer):
-            yield f"layers.{i}.{field.name}", getattr(layer, field.name)
+            if (piece := getattr(layer, field.name)) is not None:
+                yield f"layers.{i}.{field.name}", piece
 
 
 def _present(arrays: Mapping[str, NDArray[Any] | None]) -> dict[str, NDArray[Any]]:

@@ -18,7 +18,6 @@ from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.params import (
     StreamOptions,
     chat_logprobs,
-    check_model,
     max_tokens_field,
     sampling_params,
     stream_options,

@@ -8,7 +8,6 @@ from typing import Any
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import Field
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.params import check_model
 from orcaserve.serving.service import Service
 
 EMBEDDINGS: dict[str, Field] = {

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol
 
+from orcaserve.checkpoint.converted import is_converted
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, Logprobs, SamplingParams
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.scoring import NOTHING, Wanted
@@ -89,6 +92,25 @@ class Backend(Protocol):
         rows: which of the layout's requests are those of request_ids, for the others are given no token; None: all.
         wanted: log-probabilities, which nobody has who cannot go on.
         """
+
+
+def settle_device(config: EngineConfig) -> EngineConfig:
+    """The settings with PyTorch in the place of the CPU's kernels if these cannot run the model, of which only headers
+    are read. Raises ModelError, or ConfigError if the settings need the kernels."""
+    if config.model.device != "cpu" or is_converted(config.model.path):
+        return config
+    try:
+        from orcaserve.native.support import lacking
+    except ImportError:  # whoever loads the model says so
+        return config
+    with ModelFiles(config.model.path) as files:
+        missing = lacking(files.spec)
+    if not missing:
+        return config
+    if config.deterministic:
+        raise ConfigError("--deterministic", f"needs the CPU's kernels, which cannot run this model: {missing[0]}")
+    _log.warning("running the model in PyTorch, slowly: the CPU's kernels lack %s", ", ".join(missing))
+    return replace(config, model=replace(config.model, device="reference"))
 
 
 def load_backend(config: EngineConfig, n_threads: int) -> Backend:

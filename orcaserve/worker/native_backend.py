@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import EngineConfig, ModelConfig
-from orcaserve.core import CheckpointError, ConfigError, UnsupportedModel
+from orcaserve.core import CheckpointError, ConfigError
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
@@ -21,6 +21,7 @@ from orcaserve.native.model import NativeModel
 from orcaserve.native.packed_model import PackedFile, load_packed
 from orcaserve.native.precision import Precision, choose_precision
 from orcaserve.native.sampler import Sampler
+from orcaserve.native.support import check_supported
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
@@ -97,11 +98,7 @@ class NativeBackend:
 
 def _load_files(model: ModelConfig, team: _kernels.Team) -> tuple[ModelSpec, Precision, NativeWeights]:
     with ModelFiles(model.path) as files:
-        if files.spec.head_dim % 4:
-            raise UnsupportedModel(
-                f"heads of {files.spec.head_dim} dimensions are not supported on a CPU, only multiples of 4; "
-                "--device reference runs this model, slowly"
-            )
+        check_supported(files.spec)
         precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds)
         return files.spec, precision, build_weights(files, precision, team)
 

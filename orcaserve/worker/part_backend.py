@@ -7,7 +7,7 @@ import logging
 import numpy as np
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import CheckpointError, ConfigError, UnsupportedModel
+from orcaserve.core import CheckpointError, ConfigError
 from orcaserve.data_plane.protocol import DataPlane, Place
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
@@ -17,6 +17,7 @@ from orcaserve.native import _kernels
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
 from orcaserve.native.sampler import Sampler
+from orcaserve.native.support import check_supported
 from orcaserve.worker.among import Among
 from orcaserve.worker.part_weights import begin_loading
 from orcaserve.worker.passing_on import PassesOn
@@ -34,8 +35,7 @@ class PartBackend(PassesOn[Floats]):
         self._page_size = config.kv.page_size
         if self._page_size % PAGE_SIZE_STEP:
             raise ConfigError("page_size", f"must be a multiple of {PAGE_SIZE_STEP} on a CPU")
-        if part.spec.head_dim % 4:
-            raise UnsupportedModel(f"heads of {part.spec.head_dim} dimensions are not supported, only multiples of 4")
+        check_supported(part.spec)
         self._name, self._team, self._among = config.model.path.name, _kernels.Team(n_threads), among
         super().__init__(part, config.model.path)
         self._loading = begin_loading(config.model, plan, place, self._team, n_threads)

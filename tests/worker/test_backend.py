@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from orcaserve.checkpoint.converted import WEIGHTS
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig
 from orcaserve.core import Batch, BatchEntry, CheckpointError, ConfigError, Phase, SamplingParams, UnsupportedModel
 from orcaserve.native.convert import convert
-from orcaserve.worker.backend import load_backend
+from orcaserve.worker.backend import load_backend, settle_device
 from orcaserve.worker.native_backend import NativeBackend
 from orcaserve.worker.reference_backend import ReferenceBackend
 from orcaserve.worker.worker import Worker
@@ -82,7 +83,7 @@ def test_pages_that_the_kernels_cannot_read(tiny_model: Path) -> None:
         load_backend(config(tiny_model, page_size=8), 1)
 
 
-def test_heads_that_the_kernels_cannot_read(tiny_model: Path, tmp_path: Path) -> None:
+def test_heads_that_the_kernels_cannot_read(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two heads of 6 instead of four of 8."""
     settings = json.loads((tiny_model / "config.json").read_text())
     settings |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 6}
@@ -95,7 +96,13 @@ def test_heads_that_the_kernels_cannot_read(tiny_model: Path, tmp_path: Path) ->
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModel, match=r"heads of 6 dimensions.*--device reference"):
         load_backend(config(tmp_path), 1)
-    assert isinstance(load_backend(config(tmp_path, device="reference"), 1), ReferenceBackend)
+    with caplog.at_level("WARNING", "orcaserve"):
+        settled = settle_device(config(tmp_path))
+    assert settled == config(tmp_path, device="reference") and "heads of 6 dimensions" in caplog.text
+    assert isinstance(load_backend(settled, 1), ReferenceBackend)
+    assert settle_device(config(tiny_model)) == config(tiny_model)
+    with pytest.raises(ConfigError, match=r"--deterministic.*heads of 6"):
+        settle_device(replace(config(tmp_path), deterministic=True))
 
 
 @pytest.fixture

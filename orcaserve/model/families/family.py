@@ -14,11 +14,15 @@ class Names:
     """What a format calls the tensors of a family, without the endings .weight and .bias.
 
     A tuple names the parts that are stacked, first one on top, into one matrix of the skeleton.
-    layer: start of the names of layer {i}; the six names after it follow that start.
+    layer: start of the names of layer {i}; names of a layer's own tensors follow that start. Those of tensors that the
+    spec does not ask for may be empty.
     prefix: start that files may put before every name but the head's.
     transposed: matrices are stored [in, out].
     interleaved: model types whose query and key rows are stored as pairs (i, i + half) side by side, head by head.
     ignored: patterns (re.fullmatch) of tensors that are no parameters.
+    grouped: queries, keys and values are one matrix, in which every K/V head has its query heads, key and value.
+    skipped_positions: rows of the positions' table before that of position 0.
+    norm_offset: what is added to the stored weights of norms.
     """
 
     embedding: str
@@ -36,6 +40,14 @@ class Names:
     transposed: bool = False
     interleaved: frozenset[str] = frozenset()
     ignored: tuple[str, ...] = ()
+    post_attention_norm: str = ""
+    post_mlp_norm: str = ""
+    q_norm: str = ""
+    k_norm: str = ""
+    embedding_norm: str = ""
+    grouped: bool = False
+    skipped_positions: int = 0
+    norm_offset: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,15 @@ a layer adds up `output Linear` and `MLP` over all shards.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
+from orcaserve.model.reference.adapters import Adapters
 from orcaserve.model.reference.attention import Attention
 from orcaserve.model.reference.kv_region import KVRegion
 from orcaserve.model.reference.layers import Embedding, Linear, Norm, mlp, rotate
@@ -53,12 +56,22 @@ class Transformer:
             raise ValueError(f"{part.n_shards} shards, and {'no' if all_reduce is None else 'an'} all_reduce")
         self.spec = spec
         self.weights = weights
-        self.attention = Attention(spec.score_scale)
-        self.device = weights.layers[0].attention_norm.weight.device
-        self.dtype = weights.layers[0].attention_norm.weight.dtype
+        alibi = spec.alibi[part.heads.start : part.heads.stop]
+        self.attention = Attention(spec.score_scale, spec.attention_softcap, alibi)
+        self.device = weights.layers[0].out.weight.device
+        self.dtype = weights.layers[0].out.weight.dtype
         self._all_reduce = all_reduce
-        self._rope = Rope(spec.rope) if spec.rope else None
+        self._ropes = {rope: Rope(rope) for rope in (spec.rope, spec.local_rope) if rope is not None}
+        self._adapters = Adapters(self.device, self.dtype)
         self.n_steps = 0
+
+    def add_adapter(self, number: int, adapter: Adapter) -> None:
+        """From now on layouts may name it. It is of this part."""
+        self._adapters.add(number, adapter)
+
+    def remove_adapter(self, number: int) -> None:
+        """No layout names it any more. Of no effect for an unknown one."""
+        self._adapters.remove(number)
 
     @torch.inference_mode()
     def forward(self, inputs: Tensor, layout: Layout, kv: KVRegion) -> Tensor:
@@ -75,12 +88,21 @@ class Transformer:
     def states(self, inputs: Tensor, layout: Layout, kv: KVRegion) -> Tensor:
         """As `forward`, but hidden states after the last layer that it has, [N, hidden]."""
         x = self._embed(inputs, layout) if self.part.first else inputs
-        angles = self._angles(layout)
-        for index, layer in enumerate(self.weights.layers):
-            q, k, v = self._queries_keys_values(layer, layer.attention_norm(x), angles)
-            x = x + self._sum(layer.out(self.attention(q, k, v, index, layout, kv)))
+        spec = self.spec
+        angles = {rope: self._angles(rope, layout) for rope in self._ropes.values()}
+        for index, layer in enumerate(self._adapters.layers(self.weights.layers, layout)):
+            number = self.part.layers[index]
+            normed = _norm(layer.attention_norm, x)
+            rope = spec.rope_of(number)
+            turn = None if rope is None else partial(self._turn, self._ropes[rope], angles[self._ropes[rope]])
+            q, k, v = self._queries_keys_values(layer, normed, turn)
+            attended = self._sum(layer.out(self.attention(q, k, v, index, layout, kv, spec.window(number))))
+            added = x + spec.residual_scale * _norm(layer.post_attention_norm, attended)
             self.n_steps += 1
-            x = x + self._sum(mlp(layer.mlp_norm(x), layer.up, layer.down, self.spec.activation, self.spec.gated))
+            if not spec.shared_norm:
+                normed = _norm(layer.mlp_norm, x if spec.parallel else added)
+            widened = self._sum(mlp(normed, layer.up, layer.down, spec.activation, spec.gated))
+            x = added + spec.residual_scale * _norm(layer.post_mlp_norm, widened)
             self.n_steps += 1
         return x
 
@@ -90,11 +112,13 @@ class Transformer:
         assert self.weights.norm is not None and self.weights.head is not None
         self.n_steps += 1
         some = states[torch.from_numpy(rows).long().to(self.device)]
-        return self.weights.head(self.weights.norm(some)).float()
+        logits = self.weights.head(self.weights.norm(some)).float() * self.spec.logit_scale
+        cap = self.spec.logit_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
     def _embed(self, token_ids: Tensor, layout: Layout) -> Tensor:
         assert self.weights.embedding is not None
-        x = self.weights.embedding(token_ids)
+        x = _norm(self.weights.embedding_norm, self.weights.embedding(token_ids) * self.spec.embedding_scale)
         if self.weights.positions is None:
             return x
         return x + self.weights.positions(torch.from_numpy(layout.positions).long().to(self.device))
@@ -106,20 +130,31 @@ class Transformer:
         return x
 
     def _queries_keys_values(
-        self, layer: Layer[Linear, Norm], x: Tensor, angles: Tensor | None
+        self, layer: Layer[Linear, Norm], x: Tensor, turn: Callable[[Tensor], Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """[N, hidden] -> [N, heads, head_dim] and twice [N, kv heads, head_dim], positions in the first two."""
         n_heads, n_kv_heads = len(self.part.heads), len(self.part.kv_heads)
         heads = layer.qkv(x).view(len(x), -1, self.spec.head_dim)
         q, k, v = torch.split(heads, [n_heads, n_kv_heads, n_kv_heads], dim=1)
-        if angles is None or self._rope is None:
-            return q, k, v
-        return rotate(q, angles, self._rope.amplitude), rotate(k, angles, self._rope.amplitude), v
+        q, k = self._normed_heads(layer.q_norm, q), self._normed_heads(layer.k_norm, k)
+        return (q, k, v) if turn is None else (turn(q), turn(k), v)
 
-    def _angles(self, layout: Layout) -> Tensor | None:
-        """[N, pairs] float32, by how much every row's heads are turned; None without rotary positions."""
-        if self._rope is None:
-            return None
-        sets, choice = self._rope.frequencies(layout)
+    def _normed_heads(self, norm: Norm | None, heads: Tensor) -> Tensor:
+        """[N, heads, head_dim]."""
+        if norm is None or self.spec.qk_norm == "head":
+            return _norm(norm, heads)
+        return norm(heads.flatten(1)).view_as(heads)
+
+    def _turn(self, rope: Rope, angles: Tensor, heads: Tensor) -> Tensor:
+        return rotate(heads, angles, rope.amplitude)
+
+    def _angles(self, rope: Rope, layout: Layout) -> Tensor:
+        """[N, pairs] float32, by how much every row's heads are turned."""
+        sets, choice = rope.frequencies(layout)
         rows = sets if choice is None else sets[choice.repeat(layout.lengths)]
         return (torch.from_numpy(layout.positions)[:, None].float() * torch.from_numpy(rows)).to(self.device)
+
+
+def _norm(norm: Norm | None, x: Tensor) -> Tensor:
+    """As it is, where the family has none."""
+    return x if norm is None else norm(x)

@@ -24,8 +24,8 @@ class Recorder:
         self.inner = Attention(scale=0.25)
         self.calls: list[dict[str, Any]] = []
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, layout: Any, kv: Any) -> Tensor:
-        merged = self.inner(q, k, v, layer, layout, kv)
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, layer: int, layout: Any, kv: Any, window: int) -> Tensor:
+        merged = self.inner(q, k, v, layer, layout, kv, window)
         keys = [
             kv.read(layer, layout.page_tables[r], int(layout.contexts[r]) + len(part))[0]
             for r, part in enumerate(split(k, layout))

@@ -1,0 +1,87 @@
+"""Low-rank adapters in PyTorch: a layer whose Linears give some rows more than others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from orcaserve.model.adapter import LINEARS, Adapter
+from orcaserve.model.layout import Layout
+from orcaserve.model.reference.layers import Linear, Norm
+from orcaserve.model.weights import Layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Gain:
+    """y[:, first : first + outputs] += (x a^T) b^T scale."""
+
+    first: int
+    a: Tensor
+    b: Tensor
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Adapted(Linear):
+    """A Linear, and what some rows gain: rows, and their gains."""
+
+    gains: Sequence[tuple[Tensor, Sequence[_Gain]]] = field(default=())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = Linear.__call__(self, x)
+        for rows, gains in self.gains:
+            own = x[rows]
+            for gain in gains:
+                outputs = slice(gain.first, gain.first + len(gain.b))
+                y[rows, outputs] += gain.scale * (own @ gain.a.T @ gain.b.T)
+        return y
+
+
+class Adapters:
+    """By number."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._device, self._dtype = device, dtype
+        self._layers: dict[int, list[dict[str, list[_Gain]]]] = {}
+
+    def add(self, number: int, adapter: Adapter) -> None:
+        self._layers[number] = [
+            {
+                name: [
+                    _Gain(gain.first, self._tensor(gain.low_rank.a), self._tensor(gain.low_rank.b), gain.low_rank.scale)
+                    for gain in gains
+                ]
+                for name, gains in layer.items()
+            }
+            for layer in adapter.layers
+        ]
+
+    def remove(self, number: int) -> None:
+        self._layers.pop(number, None)
+
+    def layers(self, layers: Sequence[Layer[Linear, Norm]], layout: Layout) -> Iterable[Layer[Linear, Norm]]:
+        """The layers as the rows of this iteration have them: themselves, if nobody has an adapter."""
+        if layout.adapters is None or not any(layout.adapters):
+            return layers
+        of_rows = np.repeat(np.array(layout.adapters), layout.lengths)
+        rows = {
+            number: torch.from_numpy(np.flatnonzero(of_rows == number)).to(self._device)
+            for number in sorted(set(layout.adapters) - {0})
+        }
+        return (self._adapted(index, layer, rows) for index, layer in enumerate(layers))
+
+    def _adapted(self, index: int, layer: Layer[Linear, Norm], rows: Mapping[int, Tensor]) -> Layer[Linear, Norm]:
+        changed: dict[str, Linear] = {}
+        for name in LINEARS:
+            linear: Linear = getattr(layer, name)
+            gains = [(own, self._layers[number][index].get(name, ())) for number, own in rows.items()]
+            if any(each for _, each in gains):
+                changed[name] = _Adapted(linear.weight, linear.bias, gains)
+        return replace(layer, **changed)
+
+    def _tensor(self, numbers: np.ndarray) -> Tensor:
+        return torch.from_numpy(numbers).to(self._device, self._dtype)
