@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
+from orcaserve.core.adapter import AdapterSource
 from orcaserve.core.errors import ConfigError
 from orcaserve.core.terms import MAX_NAME, MAX_PRIORITY, MAX_WEIGHT, MIN_PRIORITY, MIN_WEIGHT
 from orcaserve.core.tls import TlsFiles
@@ -286,26 +287,13 @@ class ScheduleLogConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AdapterConfig:
-    """A low-rank adapter. number: 1 or more, what requests name it by below the endpoint, and never used again.
-
-    path: a folder as PEFT saves it. digest: of its files, which other ones are refused for; empty: any.
-    """
-
-    number: int
-    name: str
-    path: Path
-    digest: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class AdaptersConfig:
     """modules: loaded from the start. max_loras: most that are loaded at a time; max_rank: of each.
 
     updating: clients may load and unload some. of_successor: this engine takes the place of another.
     """
 
-    modules: tuple[AdapterConfig, ...] = ()
+    modules: tuple[AdapterSource, ...] = ()
     max_loras: int = 8
     max_rank: int = 64
     updating: bool = False
@@ -319,20 +307,18 @@ class AdaptersConfig:
             _check_at_least(name, value, 1)
             if value > most:
                 raise ConfigError(name, f"must be at most {most}")
-        names = [adapter.name for adapter in self.modules]
-        for name in names:
-            check_adapter_name(name)
-            if names.count(name) > 1:
-                raise ConfigError("--lora-modules", f"{name} is given twice")
-        if len(names) > self.max_loras:
-            raise ConfigError("--lora-modules", f"names {len(names)} adapters, --max-loras is {self.max_loras}")
+        if any(not is_adapter_name(adapter.name) for adapter in self.modules):
+            raise ConfigError("--lora-modules", ADAPTER_NAMES)
+        if len(self.modules) > self.max_loras:
+            text = f"names {len(self.modules)} adapters, --max-loras is {self.max_loras}"
+            raise ConfigError("--lora-modules", text)
 
 
-def check_adapter_name(name: str) -> None:
-    """Raises ConfigError."""
-    if not _ADAPTER_NAME.fullmatch(name):
-        text = f"an adapter's name must be 1 to {MAX_NAME} letters, digits or any of _.:/-"
-        raise ConfigError("--lora-modules", text)
+ADAPTER_NAMES = f"an adapter's name must be 1 to {MAX_NAME} letters, digits or any of _.:/-"
+
+
+def is_adapter_name(name: str) -> bool:
+    return _ADAPTER_NAME.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +413,7 @@ class EngineConfig:
                 **{
                     **parts["adapters"],
                     "modules": tuple(
-                        AdapterConfig(**{**adapter, "path": Path(adapter["path"])})
+                        AdapterSource(**{**adapter, "path": Path(adapter["path"])})
                         for adapter in parts["adapters"]["modules"]
                     ),
                 }

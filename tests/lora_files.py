@@ -63,7 +63,9 @@ def write_adapter(
     return folder
 
 
-def merge(model: Path, adapter: Path, folder: Path, scale: float | Mapping[str, float], transposed: bool = False) -> Path:
+def merge(
+    model: Path, adapter: Path, folder: Path, scale: float | Mapping[str, float], transposed: bool = False
+) -> Path:
     """A checkpoint whose weights are W + scale * B A. scale: one for all, or by last name."""
     shutil.copytree(model, folder)
     weights, low_rank = load_file(model / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")

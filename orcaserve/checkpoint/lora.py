@@ -1,4 +1,4 @@
-"""LoraFiles: a low-rank adapter as PEFT saves it, adapter_config.json and adapter_model.safetensors. Nothing of it is run.
+"""LoraFiles: a low-rank adapter as PEFT saves it, adapter_config.json and adapter_model.safetensors.
 
 What it holds for each Linear that it adapts: A [r, inputs] and B [outputs, r], for y += scale * B (A x).
 """
@@ -133,9 +133,9 @@ class LoraFiles:
             if "lora_magnitude_vector" in name:
                 raise UnsupportedModel(f"{WEIGHTS}: tensor {name} belongs to DoRA, which is not supported")
             if "lora_embedding_" in name:
-                raise UnsupportedModel(f"{WEIGHTS}: tensor {name} adapts an embedding: adapters of Linears are supported")
+                raise UnsupportedModel(f"{WEIGHTS}: tensor {name} adapts an embedding; only Linears can be")
             if match is None or not name.startswith(_PREFIX):
-                raise UnsupportedModel(f"{WEIGHTS}: tensor {name} is none of {_PREFIX}....lora_A.weight or lora_B.weight")
+                raise UnsupportedModel(f"{WEIGHTS}: tensor {name} is no {_PREFIX}*.lora_A.weight or lora_B.weight")
             found.setdefault(match["module"], {})[match["which"]] = name
         if not found:
             raise CheckpointError(f"{WEIGHTS} holds no tensors")

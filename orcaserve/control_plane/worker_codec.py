@@ -100,9 +100,15 @@ def decode_iteration(message: wire.Iteration) -> Batch:
             scoring = scorings.pop(row, None)
             entries.append(
                 BatchEntry(
-                    request_id, Phase.INITIATION, own, position, n_to_come=n_to_come, scoring=scoring, prefix=prefix,
+                    request_id,
+                    Phase.INITIATION,
+                    own,
+                    position,
+                    n_to_come=n_to_come,
+                    scoring=scoring,
+                    prefix=prefix,
                     adapter=adapted.pop(row, 0),
-                )  # fmt: skip
+                )
             )
         elif admission is None:
             if length != 1 or prefix is not None:
@@ -116,9 +122,15 @@ def decode_iteration(message: wire.Iteration) -> Batch:
             scoring = scorings.pop(row, None)
             entries.append(
                 BatchEntry(
-                    request_id, Phase.INITIATION, own, position, *settings, scoring=scoring, prefix=prefix,
+                    request_id,
+                    Phase.INITIATION,
+                    own,
+                    position,
+                    *settings,
+                    scoring=scoring,
+                    prefix=prefix,
                     adapter=adapted.pop(row, 0),
-                )  # fmt: skip
+                )
             )
     if at != len(tokens) or admissions or pieces or scorings or prefixes or adapted or not entries:
         text = "there are tokens, prefixes, admissions, pieces, scorings or adapters of no row"

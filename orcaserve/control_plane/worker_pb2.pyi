@@ -8,14 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("start", "iteration", "clock")
+    __slots__ = ("start", "iteration", "clock", "load", "unload")
     START_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_FIELD_NUMBER: _ClassVar[int]
     start: Start
     iteration: Iteration
     clock: ClockQuestion
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., clock: _Optional[_Union[ClockQuestion, _Mapping]] = ...) -> None: ...
+    load: _engine_pb2.Adapter
+    unload: int
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., clock: _Optional[_Union[ClockQuestion, _Mapping]] = ..., load: _Optional[_Union[_engine_pb2.Adapter, _Mapping]] = ..., unload: _Optional[int] = ...) -> None: ...
 
 class ClockQuestion(_message.Message):
     __slots__ = ("sent",)
@@ -144,7 +148,7 @@ class Forwarded(_message.Message):
     def __init__(self) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock", "logprobs")
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock", "logprobs", "adapter")
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +157,7 @@ class FromWorker(_message.Message):
     BEAT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     loaded: Loaded
     ready: Ready
     result: Result
@@ -161,7 +166,8 @@ class FromWorker(_message.Message):
     beat: Beat
     clock: ClockAnswer
     logprobs: ResultLogprobs
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ..., logprobs: _Optional[_Union[ResultLogprobs, _Mapping]] = ...) -> None: ...
+    adapter: _engine_pb2.AdapterNews
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ..., logprobs: _Optional[_Union[ResultLogprobs, _Mapping]] = ..., adapter: _Optional[_Union[_engine_pb2.AdapterNews, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("version", "slot_bytes", "free_bytes")

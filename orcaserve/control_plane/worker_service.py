@@ -127,6 +127,10 @@ class WorkerServer(WorkerServicer):
                     self.send(wire.FromWorker(clock=answer))
                 elif message.HasField("start"):
                     self._controller.start(message.start)
+                elif message.HasField("load"):
+                    self._controller.load_adapter(message.load)
+                elif message.HasField("unload"):
+                    self._controller.unload_adapter(message.unload)
         except grpc.RpcError:
             pass  # it is gone: said below
         except Exception:

@@ -62,7 +62,13 @@ def fan_out(
     stop_ids = params.stop_token_ids | ends
     return [
         Request(
-            next(request_ids), input_ids, params, stop_ids, _choice_seed(params.seed, index), terms=terms, adapter=adapter
+            next(request_ids),
+            input_ids,
+            params,
+            stop_ids,
+            _choice_seed(params.seed, index),
+            terms=terms,
+            adapter=adapter,
         )
         for index in range(params.n)
     ]

@@ -61,7 +61,7 @@ def names_of(path: Path) -> Names:
     kind = _model_type(path)
     names = family_of(kind).safetensors
     if kind in names.interleaved:
-        raise UnsupportedModel(f"adapters of models of type {kind!r} are not supported: their rows lie in another order")
+        raise UnsupportedModel(f"adapters of {kind!r} models are not supported: their rows lie in another order")
     return names
 
 

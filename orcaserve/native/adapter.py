@@ -29,7 +29,7 @@ def pack_adapter(adapter: Adapter, layers: Sequence[Any], bfloat16: bool) -> lis
 
 
 def _on_huge_pages(layers: Sequence[Sequence[Packed | None]]) -> list[tuple[Packed | None, ...]]:
-    """The numbers of all Linears one after the other: in many small places they would cost as many look-ups of pages."""
+    """The numbers of all Linears one after the other: many small places would cost as many look-ups of pages."""
     linears = [linear for layer in layers for linear in layer if linear is not None]
     room = allocate(1, sum(_room(numbers) for linear in linears for numbers in (linear[0], linear[5])))[0]
     at = 0

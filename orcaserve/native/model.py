@@ -114,11 +114,15 @@ class NativeModel:
         """From now on sums over shards are made by these _kernels.SharedSums, on which no Python is run."""
         self._all_reduce = sums
 
-    def add_adapter(self, number: int, adapter: Adapter) -> None:
-        """From now on layouts may name it. It is of this part."""
+    def make_adapter(self, adapter: Adapter) -> _kernels.Adapter:
+        """As the kernels read it. It is of this part. From any thread."""
         layers = self.weights.layers
         bfloat16 = holds_bfloat16(layers[0].up)
-        self._adapters[number] = _kernels.Adapter(self._native, bfloat16, pack_adapter(adapter, layers, bfloat16))
+        return _kernels.Adapter(self._native, bfloat16, pack_adapter(adapter, layers, bfloat16))
+
+    def add_adapter(self, number: int, made: _kernels.Adapter) -> None:
+        """From now on layouts may name it."""
+        self._adapters[number] = made
 
     def remove_adapter(self, number: int) -> None:
         """No layout names it any more. Of no effect for an unknown one."""

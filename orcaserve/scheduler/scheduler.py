@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from orcaserve.core import (
     Batch,
@@ -280,6 +281,11 @@ class Scheduler:
             n_cached=self._n_cached,
             n_kept=self._ledger.n_kept,
         )
+
+    @property
+    def live(self) -> Iterable[Request]:
+        """All requests that have not left, those in batches in flight included."""
+        return self._pool
 
     def standing(self) -> Standing:
         """How things stand, for who is told of what comes next."""

@@ -59,7 +59,7 @@ def _model_objects(service: Service) -> list[dict[str, Any]]:
     """The model, and after it its adapters."""
     model = _model_object(service.name, service.created, service)
     adapters = [
-        _model_object(each.config.name, each.created, service) | {"root": str(each.config.path), "parent": service.name}
+        _model_object(each.source.name, each.created, service) | {"root": str(each.source.path), "parent": service.name}
         for each in service.adapters
     ]
     return [model, *adapters]

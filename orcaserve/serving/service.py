@@ -12,6 +12,7 @@ from typing import Protocol
 
 from orcaserve.config import AdaptersConfig, ServingConfig
 from orcaserve.core import (
+    AdapterSource,
     EngineError,
     EngineFacts,
     EngineStatus,
@@ -86,6 +87,10 @@ class Client(Protocol):
     def n_open(self) -> int: ...
     def submit(self, request: Request) -> Tokens: ...
     def cancel(self, request_id: int) -> None: ...
+    @property
+    def n_adapters(self) -> int: ...
+    async def load_adapter(self, adapter: AdapterSource) -> None: ...
+    def unload_adapter(self, number: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +248,8 @@ class Choice:
 class Service:
     """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model. adapters: what else they may call by a name. serving: settings, of which those are looked at here that concern requests.
+    name: what clients call the model. adapters: what else they may call by a name. serving: settings, of which those
+    are looked at here that concern requests.
     door: who may come in.
     """
 
@@ -258,7 +264,7 @@ class Service:
         self.client = client
         self.tokenizer = tokenizer
         self.name = name
-        self.adapters = Adapters(name, adapters or AdaptersConfig())
+        self.adapters = Adapters(name, adapters or AdaptersConfig(), client)
         self.created = int(time.time())
         self.facts = client.facts
         source = tokenizer.chat_template
@@ -357,6 +363,7 @@ class Service:
         then none of them is.
         """
         requests = [request for request, _ in plan.choices]
+        self.adapters.check(requests[0].adapter)
         if not requests[0].terms.background:
             self.door.check(requests, time.monotonic() - arrival, caller)
         if not self.client.n_open:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from typing import Any, Protocol
 
 from orcaserve.checkpoint.lora import LoraFiles, digest
-from orcaserve.config import AdapterConfig, EngineConfig
-from orcaserve.core import CheckpointError, ModelError
-from orcaserve.model.adapter import Adapter, load_adapter, n_weights, names_of
+from orcaserve.config import EngineConfig
+from orcaserve.core import AdapterAnswer, AdapterSource, CheckpointError, ModelError
+from orcaserve.model.adapter import load_adapter, n_weights, names_of
 from orcaserve.worker.backend import Backend
+from orcaserve.worker.executor import DeviceExecutor
 from orcaserve.worker.resources import available_memory
 
 _BYTES = 4  # of a number, at most
@@ -40,8 +42,8 @@ class LoadedAdapters:
     def __contains__(self, number: int) -> bool:
         return number in self._numbers
 
-    def read(self, adapter: AdapterConfig) -> Adapter:
-        """What this worker needs of its files. From any thread. Raises ModelError with the adapter's name."""
+    def read(self, adapter: AdapterSource) -> Any:
+        """What this worker needs of its files, for `add`. From any thread. Raises ModelError that names the adapter."""
         try:
             with LoraFiles(adapter.path) as files:
                 needed = n_weights(self._backend.spec, files.rank) * _BYTES
@@ -52,13 +54,39 @@ class LoadedAdapters:
                 raise CheckpointError("its files have changed since it was loaded")
         except ModelError as error:
             raise type(error)(f"adapter {adapter.name}: {error}") from error
-        return read
+        return self._backend.make_adapter(read)
 
-    def add(self, number: int, adapter: Adapter) -> None:
-        self._backend.add_adapter(number, adapter)
+    def add(self, number: int, made: Any) -> None:
+        self._backend.add_adapter(number, made)
         self._numbers.add(number)
 
     def remove(self, number: int) -> None:
         """No request has it any more. Of no effect for an unknown one."""
         self._numbers.discard(number)
         self._backend.remove_adapter(number)
+
+
+class TakesAdapters(Protocol):
+    """A worker, as far as adapters concern it."""
+
+    def read_adapter(self, adapter: AdapterSource) -> Any: ...
+    def add_adapter(self, number: int, made: Any) -> None: ...
+
+
+def load_beside(worker: TakesAdapters, executor: DeviceExecutor, adapter: AdapterSource, answer: AdapterAnswer) -> None:
+    """On a thread of its own, so that iterations go on; between two of them the adapter is there."""
+    try:
+        made = worker.read_adapter(adapter)
+    except ModelError as error:
+        answer(str(error))
+        return
+    except Exception as error:
+        _log.exception("loading adapter %s failed", adapter.name)
+        answer(f"adapter {adapter.name} could not be loaded: {type(error).__name__}")
+        return
+
+    def add() -> None:
+        worker.add_adapter(adapter.number, made)
+        answer(None)
+
+    executor.post(add)

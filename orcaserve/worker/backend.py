@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from orcaserve.checkpoint.converted import is_converted
 from orcaserve.config import EngineConfig
@@ -73,8 +73,11 @@ class Backend(Protocol):
     def part(self) -> Part:
         """What it has of the model."""
 
-    def add_adapter(self, number: int, adapter: Adapter) -> None:
-        """Of this part. From now on layouts may name it."""
+    def make_adapter(self, adapter: Adapter) -> Any:
+        """An adapter of this part, as `add_adapter` takes it. From any thread."""
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        """From now on layouts may name it."""
 
     def remove_adapter(self, number: int) -> None:
         """No layout names it any more. Of no effect for an unknown one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import EngineConfig, ModelConfig
@@ -64,8 +65,11 @@ class NativeBackend:
     def part(self) -> Part:
         return self._model.part
 
-    def add_adapter(self, number: int, adapter: Adapter) -> None:
-        self._model.add_adapter(number, adapter)
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
 
     def remove_adapter(self, number: int) -> None:
         self._model.remove_adapter(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from orcaserve.core import CheckpointError, ConfigError
 from orcaserve.data_plane.protocol import DataPlane, Place
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
-from orcaserve.model.part import Part
 from orcaserve.model.parameter import Floats
+from orcaserve.model.part import Part
 from orcaserve.native import _kernels
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
@@ -55,8 +56,11 @@ class PartBackend(PassesOn[Floats]):
     def part(self) -> Part:
         return self._part
 
-    def add_adapter(self, number: int, adapter: Adapter) -> None:
-        self._model.add_adapter(number, adapter)
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
 
     def remove_adapter(self, number: int) -> None:
         self._model.remove_adapter(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,8 +63,11 @@ class ReferencePartBackend(PassesOn[Tensor]):
     def part(self) -> Part:
         return self._part
 
-    def add_adapter(self, number: int, adapter: Adapter) -> None:
-        self._model.add_adapter(number, adapter)
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
 
     def remove_adapter(self, number: int) -> None:
         self._model.remove_adapter(number)

@@ -6,11 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logprobs, Prefix
+from orcaserve.core import AdapterSource, Batch, BatchEntry, EngineFacts, IterationResult, Logprobs, Prefix
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.worker.adapters import LoadedAdapters
 from orcaserve.worker.backend import Backend, Outcome, load_backend
@@ -102,6 +103,21 @@ class Worker:
             by_id = {entry.request_id: token for entry, token in zip(chosen_for, tokens, strict=True)}
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
         return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs)
+
+    def read_adapter(self, adapter: AdapterSource) -> Any:
+        """For `add_adapter`; from any thread. Raises ModelError."""
+        assert self.adapters is not None
+        return self.adapters.read(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        """From now on entries may name it."""
+        assert self.adapters is not None
+        self.adapters.add(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        """No entry names it any more."""
+        if self.adapters is not None:
+            self.adapters.remove(number)
 
     def prepare(self) -> None:
         """After a result was passed on: do what the next iteration need not wait for then."""

@@ -36,7 +36,9 @@ def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, 
     return {
         1: write_adapter(folder / "one", shapes, 1),
         2: write_adapter(folder / "two", shapes, 2, rank=19, ranks={"k_proj": 3, "down_proj": 40}, use_rslora=True),
-        3: write_adapter(folder / "three", linears(base, ("q_proj", "up_proj")), 3, alpha=4, alpha_pattern={"up_proj": 9}),
+        3: write_adapter(
+            folder / "three", linears(base, ("q_proj", "up_proj")), 3, alpha=4, alpha_pattern={"up_proj": 9}
+        ),
     }
 
 
@@ -50,7 +52,8 @@ SCALES: dict[int, float | Mapping[str, float]] = {
 def add_all(model: Any, base: Path, adapters: Mapping[int, Path]) -> None:
     for number, path in adapters.items():
         with LoraFiles(path) as files:
-            model.add_adapter(number, load_adapter(files, names_of(base), Part.whole(model.spec), 64))
+            made = model.make_adapter(load_adapter(files, names_of(base), Part.whole(model.spec), 64))
+            model.add_adapter(number, made)
 
 
 class Rig:
@@ -145,14 +148,18 @@ def test_company_changes_no_bit(
         alone.runner.kv.drop(i)
 
 
-def test_without_adapters_not_a_bit_is_changed(native_model: Any, runner: Any, base: Path, adapters: dict[int, Path]) -> None:
+def test_without_adapters_not_a_bit_is_changed(
+    native_model: Any, runner: Any, base: Path, adapters: dict[int, Path]
+) -> None:
     rig = Rig(runner(native_model(base)), base, adapters)
     with_numbers = rig.step([(0, PROMPT, 0)])
     plain = runner(native_model(base)).step([(0, PROMPT)])
     assert torch.equal(with_numbers, plain)
 
 
-def test_an_adapter_that_is_gone_is_not_run(native_model: Any, runner: Any, base: Path, adapters: dict[int, Path]) -> None:
+def test_an_adapter_that_is_gone_is_not_run(
+    native_model: Any, runner: Any, base: Path, adapters: dict[int, Path]
+) -> None:
     rig = Rig(runner(native_model(base)), base, adapters)
     rig.runner.model.model.remove_adapter(2)
     rig.runner.model.model.remove_adapter(2)

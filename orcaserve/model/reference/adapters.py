@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,15 +25,20 @@ class _Gain:
     scale: float
 
 
-@dataclass(frozen=True, slots=True)
+Made = Sequence[Mapping[str, Sequence[_Gain]]]
+"""An adapter in tensors: of each layer, by the name of the Linear."""
+
+
 class _Adapted(Linear):
     """A Linear, and what some rows gain: rows, and their gains."""
 
-    gains: Sequence[tuple[Tensor, Sequence[_Gain]]] = field(default=())
+    def __init__(self, linear: Linear, gains: Sequence[tuple[Tensor, Sequence[_Gain]]]) -> None:
+        super().__init__(linear.weight, linear.bias)
+        self._gains = gains
 
     def __call__(self, x: Tensor) -> Tensor:
-        y = Linear.__call__(self, x)
-        for rows, gains in self.gains:
+        y = super().__call__(x)
+        for rows, gains in self._gains:
             own = x[rows]
             for gain in gains:
                 outputs = slice(gain.first, gain.first + len(gain.b))
@@ -46,10 +51,10 @@ class Adapters:
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device, self._dtype = device, dtype
-        self._layers: dict[int, list[dict[str, list[_Gain]]]] = {}
+        self._layers: dict[int, Made] = {}
 
-    def add(self, number: int, adapter: Adapter) -> None:
-        self._layers[number] = [
+    def make(self, adapter: Adapter) -> Made:
+        return [
             {
                 name: [
                     _Gain(gain.first, self._tensor(gain.low_rank.a), self._tensor(gain.low_rank.b), gain.low_rank.scale)
@@ -59,6 +64,9 @@ class Adapters:
             }
             for layer in adapter.layers
         ]
+
+    def add(self, number: int, made: Made) -> None:
+        self._layers[number] = made
 
     def remove(self, number: int) -> None:
         self._layers.pop(number, None)
@@ -80,7 +88,7 @@ class Adapters:
             linear: Linear = getattr(layer, name)
             gains = [(own, self._layers[number][index].get(name, ())) for number, own in rows.items()]
             if any(each for _, each in gains):
-                changed[name] = _Adapted(linear.weight, linear.bias, gains)
+                changed[name] = _Adapted(linear, gains)
         return replace(layer, **changed)
 
     def _tensor(self, numbers: np.ndarray) -> Tensor:

@@ -25,7 +25,7 @@ from torch import Tensor
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
-from orcaserve.model.reference.adapters import Adapters
+from orcaserve.model.reference.adapters import Adapters, Made
 from orcaserve.model.reference.attention import Attention
 from orcaserve.model.reference.kv_region import KVRegion
 from orcaserve.model.reference.layers import Embedding, Linear, Norm, mlp, rotate
@@ -65,9 +65,13 @@ class Transformer:
         self._adapters = Adapters(self.device, self.dtype)
         self.n_steps = 0
 
-    def add_adapter(self, number: int, adapter: Adapter) -> None:
-        """From now on layouts may name it. It is of this part."""
-        self._adapters.add(number, adapter)
+    def make_adapter(self, adapter: Adapter) -> Made:
+        """In tensors. It is of this part. From any thread."""
+        return self._adapters.make(adapter)
+
+    def add_adapter(self, number: int, made: Made) -> None:
+        """From now on layouts may name it."""
+        self._adapters.add(number, made)
 
     def remove_adapter(self, number: int) -> None:
         """No layout names it any more. Of no effect for an unknown one."""
