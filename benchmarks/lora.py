@@ -1,8 +1,8 @@
 """What do adapters cost, many of them in one batch?
 
-One engine with random adapters of all Linears. In turns, several times over: the batch without adapters, and the batch with
-its requests spread over them, one after the other as they would come; and all requests with one adapter. Decoding only,
-as tokens a second; a row gives the median of the rounds' ratios to the same round without, and the least and greatest.
+One engine with random adapters of all Linears. In turns, several times over: the batch without adapters, the batch
+with its requests spread over them in turn, and with one adapter for all or for a single one. Decoding only, as tokens a
+second; a row gives the median of the rounds' ratios to the same round without, and the least and greatest.
 
     python benchmarks/lora.py [--adapters 8] [--batch 32] [--rank 16] [--prompt 32] [--gen 96] [--rounds 7]
                               [--form int8] [--model MODEL] [--out FILE] [--lines FILE]
@@ -129,7 +129,8 @@ def main() -> int:
     passed = many.ratio >= GOAL
     what = f"{args.adapters} adapters in a batch of {args.batch}"
     ours = f"{many.tokens_s:,.0f} tokens/s"
-    report.write_lines([report.Line(what, f"{GOAL:.0%}", ours, "without", f"{many.ratio:.0%}", passed)], args.lines)
+    line = report.Line(what, f"{GOAL:.0%}", ours, "without", f"{many.ratio:.0%}", passed)
+    report.write_lines([line], args.lines)
     return 0 if passed else 1
 
 

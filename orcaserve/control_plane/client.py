@@ -184,7 +184,8 @@ class EngineClient:
     async def _news_of(self, number: int) -> str | None:
         """Of an adapter that is to be loaded or unloaded."""
         self._something_to_say.set()
-        awaited = self._adapters[number] = asyncio.get_running_loop().create_future()
+        awaited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._adapters[number] = awaited
         return await awaited
 
     async def close(self, message: str = ENGINE_LOST) -> None:

@@ -87,8 +87,8 @@ class MeasuredEngine:
     ) -> Run:
         """Generate exactly `gen` tokens after every prompt, all prompts handed over at once.
 
-        grammar: of texts that can be so long. adapters: the number of each prompt's, if they have some. Raises InvalidRequest if they cannot be served, EngineError if one of
-        them or the engine fails.
+        grammar: of texts that can be so long. adapters: the number of each prompt's, if they have some. Raises
+        InvalidRequest if they cannot be served, EngineError if one of them or the engine fails.
         """
         requests = [self.request(prompt, gen, temperature, grammar) for prompt in prompts]
         for request, adapter in zip(requests, adapters, strict=False):
