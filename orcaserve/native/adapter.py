@@ -36,7 +36,7 @@ def _on_huge_pages(layers: Sequence[Sequence[Packed | None]]) -> list[tuple[Pack
 
     def moved(numbers: NDArray[Any]) -> NDArray[Any]:
         nonlocal at
-        place = room[at : at + numbers.nbytes].view(numbers.dtype).reshape(numbers.shape)
+        place: NDArray[Any] = room[at : at + numbers.nbytes].view(numbers.dtype).reshape(numbers.shape)
         place[...] = numbers
         at += _room(numbers)
         return place

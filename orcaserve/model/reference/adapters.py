@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,7 +84,7 @@ class Adapters:
         return (self._adapted(index, layer, rows) for index, layer in enumerate(layers))
 
     def _adapted(self, index: int, layer: Layer[Linear, Norm], rows: Mapping[int, Tensor]) -> Layer[Linear, Norm]:
-        changed: dict[str, Linear] = {}
+        changed: dict[str, Any] = {}
         for name in LINEARS:
             linear: Linear = getattr(layer, name)
             gains = [(own, self._layers[number][index].get(name, ())) for number, own in rows.items()]
