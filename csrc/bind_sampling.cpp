@@ -40,6 +40,12 @@ class BoundSampler {
     for (const int64_t id : request_ids) sampler_.drop(id);
   }
 
+  void take_back(const std::vector<int64_t>& request_ids) {
+    for (const int64_t id : request_ids)
+      if (!sampler_.knows(id) || !sampler_.take_back(id))
+        throw std::invalid_argument("no token can be taken back of request " + std::to_string(id));
+  }
+
   nb::tuple sample(const Logits& logits, const std::vector<int64_t>& request_ids,
                    const std::vector<std::pair<int, Mask>>& masks, const std::vector<std::pair<int, int>>& n_top) {
     const size_t n = request_ids.size();
@@ -115,6 +121,7 @@ void bind_sampling(nb::module_& m) {
            "repetition_penalty"_a, "presence_penalty"_a, "frequency_penalty"_a, "bias_ids"_a, "bias"_a, "min_tokens"_a,
            "stop_ids"_a, "largest_id"_a, "seed"_a, "n_prompt"_a, "seen"_a, "output"_a)
       .def("drop", &BoundSampler::drop, "request_ids"_a)
+      .def("take_back", &BoundSampler::take_back, "request_ids"_a)
       .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "request_ids"_a,
            "masks"_a.noconvert(), "n_top"_a);
 }

@@ -17,6 +17,9 @@ uint64_t splitmix64(uint64_t x) {
 // A float that stands for every smaller limit: no weight but 0 lies under it.
 constexpr float kLeastMinP = 1.2e-38f;
 
+// Makes other random numbers of a seed, for tokens that are chosen a second time.
+constexpr uint64_t kSecondChoice = 0x5EC0'1D00'C401'CE00;
+
 int64_t size(const std::vector<int32_t>& ids) { return static_cast<int64_t>(ids.size()); }
 
 }  // namespace
@@ -29,7 +32,7 @@ void Sampler::admit(int64_t request_id, SamplingSettings settings, int64_t n_pro
                     const std::vector<int32_t>& output) {
   std::sort(seen.begin(), seen.end());
   seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-  State state{std::move(settings), n_prompt, 0, std::move(seen), {}, {}};
+  State state{std::move(settings), n_prompt, 0, std::move(seen), {}, {}, false};
   for (const int32_t token : output) state.append(token);
   states_.insert_or_assign(request_id, std::move(state));
 }
@@ -37,6 +40,7 @@ void Sampler::admit(int64_t request_id, SamplingSettings settings, int64_t n_pro
 void Sampler::State::append(int32_t token) {
   ++n_text;
   ++n_output;
+  again = false;
   if (settings.repetition_penalty != 1) {
     const auto place = std::lower_bound(seen.begin(), seen.end(), token);
     if (place == seen.end() || *place != token) seen.insert(place, token);
@@ -52,6 +56,14 @@ void Sampler::State::append(int32_t token) {
   }
 }
 
+bool Sampler::State::take_back() {
+  if (settings.repetition_penalty != 1 || settings.presence_penalty != 0 || settings.frequency_penalty != 0) return false;
+  --n_text;
+  --n_output;
+  again = true;
+  return true;
+}
+
 SampleRow Sampler::State::row(const SampleWish& wish, float* logits) const {
   SampleRow row{};
   row.logits = logits;
@@ -59,7 +71,8 @@ SampleRow Sampler::State::row(const SampleWish& wish, float* logits) const {
   row.top_k = settings.top_k;
   row.top_p = settings.top_p;
   row.min_p = settings.min_p > 0 ? std::max(static_cast<float>(settings.min_p), kLeastMinP) : 0;
-  row.uniform = settings.temperature == 0 ? 0 : uniform(settings.seed, static_cast<uint64_t>(n_text));
+  const uint64_t seed = again ? settings.seed ^ kSecondChoice : settings.seed;
+  row.uniform = settings.temperature == 0 ? 0 : uniform(seed, static_cast<uint64_t>(n_text));
   row.repetition_penalty = static_cast<float>(settings.repetition_penalty);
   row.seen = seen.data();
   row.n_seen = size(seen);

@@ -49,10 +49,14 @@ class Sampler {
   // An unknown id is no error.
   void drop(int64_t request_id) { states_.erase(request_id); }
 
+  // Its last token was not to be: the next call chooses that one, by another random number. False if what the token has
+  // left behind (penalties) cannot be undone.
+  bool take_back(int64_t request_id) { return states_.at(request_id).take_back(); }
+
   bool knows(int64_t request_id) const { return states_.count(request_id) > 0; }
 
-  // logits [n, vocab], overwritten; a token and an outcome per row. The token of a row that is not kOk is 0 and means
-  // nothing. Every request must be known.
+  // logits [n, vocab], overwritten where there is a mask, a penalty, a bias or an exclusion; a token and an outcome per
+  // row. The token of a row that is not kOk is 0 and means nothing. Every request must be known.
   void sample(float* logits, int n, int vocab, const SampleWish* wishes, int32_t* tokens, SampleOutcome* outcomes,
               Team& team);
 
@@ -64,8 +68,10 @@ class Sampler {
     std::vector<int32_t> seen;     // ascending, each once
     std::vector<int32_t> counted;  // ascending, each once
     std::vector<int32_t> counts;   // how often each of them was put out
+    bool again;                    // the next token was chosen before, and taken back
 
     void append(int32_t token);
+    bool take_back();
     SampleRow row(const SampleWish& wish, float* logits) const;
   };
 

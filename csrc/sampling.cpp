@@ -227,8 +227,7 @@ void describe_token(const Row& r, const float* raw, double log_mass, int32_t tok
   l.logprob = static_cast<float>(static_cast<double>(raw[token]) - log_mass);
 }
 
-// The mask goes before all else. A pass over the row is spared where the best token without it is one that it allows: so
-// it is the best with it, for what is adjusted is adjusted one by one.
+// The mask goes before all else.
 void sample_row(SampleRow& s, int vocab, uint8_t* piece) {
   Scratch m = lay_out(piece, s.logits, vocab);
   Row& r = m.row;
@@ -243,17 +242,13 @@ void sample_row(SampleRow& s, int vocab, uint8_t* piece) {
     log_mass = describe(m, *s.logprobs);
   }
   const bool greedy = s.temperature == 0;
-  if (s.mask && !greedy) apply_mask(r, s.mask);
+  if (s.mask) apply_mask(r, s.mask);
   if (s.n_seen | s.n_counted | s.n_bias | s.n_excluded) {
     __builtin_memset(r.changed, 0, static_cast<size_t>(r.n_blocks));
     adjust(r, s);
     take_changed_maxima(r);
   }
   summarise(r);
-  if (s.mask && greedy && !allows(s.mask, r.best == kMinusInfinity ? 0 : first_best(r))) {
-    apply_mask(r, s.mask);
-    summarise(r);
-  }
   s.status = SampleStatus::kAllExcluded;
   if (r.best == kMinusInfinity) return;
   const bool cut = s.top_k > 0 || s.top_p < 1 || s.min_p > 0;

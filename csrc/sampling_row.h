@@ -84,8 +84,6 @@ void summarise(Row& r) {
   r.best = horizontal_max(best);
 }
 
-inline bool allows(const uint32_t* mask, int32_t id) { return mask[id / 32] >> (id % 32) & 1; }
-
 // Takes tokens out whose bit is not set.
 void apply_mask(Row& r, const uint32_t* mask) {
   UIntVec lane;

@@ -76,10 +76,19 @@ class Sampler:
         for request_id in ids:
             self._params.pop(request_id, None)
 
+    def take_back(self, request_ids: Sequence[int]) -> None:
+        """The last tokens of these requests were not to be: the next call chooses them, by other random numbers.
+
+        Raises ValueError for requests with penalties.
+        """
+        self._native.take_back(request_ids)
+
     def sample(
         self, logits: NDArray[np.float32], request_ids: Sequence[int], masks: Masks | None = None
     ) -> tuple[list[int], dict[int, str]]:
-        """logits [R, vocabulary], overwritten -> (a token per request, request id -> why it cannot go on).
+        """logits [R, vocabulary] -> (a token per request, request id -> why it cannot go on).
+
+        Rows with a mask, a penalty, a bias or excluded stops are overwritten.
 
         The token of a request that cannot go on is 0 and means nothing.
         masks: request id -> the allowed tokens, [vocabulary / 32 rounded up] uint32, bit i % 32 of word i // 32 being

@@ -362,3 +362,33 @@ def test_a_mask_leaves_the_allowed_tokens_as_if_there_were_no_others(
     assert Definition(masked, p).allows(token, draw.uniform(p.seed or 0, 1))
     greedy = sample_once(team, logits, params(temperature=0), mask=mask)
     assert greedy == int(masked.argmax())
+
+
+def test_a_token_that_is_taken_back_is_drawn_anew(team: _kernels.Team) -> None:
+    """By another number, which is the PyTorch sampler's too; the tokens after it are those of before."""
+    texts = []
+    for sampler, numbers in ((Sampler(team), LOGITS), (ReferenceSampler(), torch.from_numpy(LOGITS))):
+        for i in range(50):
+            admit(sampler, i, params(seed=i))
+        ids = list(range(50))
+        rows: Any = np.repeat(numbers[None], 50, 0) if isinstance(sampler, Sampler) else numbers.repeat(50, 1)
+        first = sampler.sample(rows, ids)[0]
+        sampler.take_back(ids)
+        texts.append([first, sampler.sample(rows, ids)[0], sampler.sample(rows, ids)[0]])
+        assert first != texts[-1][1]
+    assert texts[0] == texts[1]
+    plain = Sampler(team)
+    for i in range(50):
+        admit(plain, i, params(seed=i))
+    assert plain.sample(np.repeat(LOGITS[None], 50, 0), ids)[0] == texts[0][0]
+    assert plain.sample(np.repeat(LOGITS[None], 50, 0), ids)[0] == texts[0][2]
+
+
+@pytest.mark.parametrize("option", [{"repetition_penalty": 1.2}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}])
+def test_what_a_penalty_has_counted_cannot_be_taken_back(team: _kernels.Team, option: dict[str, float]) -> None:
+    for sampler in (Sampler(team), ReferenceSampler()):
+        admit(sampler, 1, params(**option))
+        with pytest.raises(ValueError, match="no token can be taken back of request 1"):
+            sampler.take_back([1])
+    with pytest.raises(ValueError, match="request 2"):
+        Sampler(team).take_back([2])

@@ -151,6 +151,61 @@ def test_what_is_prepared_changes_no_token(vocabulary: Vocabulary, wanted: list[
     assert outputs[0] == outputs[1] == outputs[2] == outputs[3]
 
 
+@given(st.lists(RANDOM, min_size=1, max_size=3), st.sampled_from(["native", "reference"]))
+@settings(max_examples=15)
+def test_a_token_that_is_tried_first_is_the_best_of_the_allowed(
+    vocabulary: Vocabulary, wanted: list[Any], kind: str
+) -> None:
+    outputs = []
+    for tries in (True, False):
+        with pytest.MonkeyPatch.context() as patch:
+            if not tries:
+                patch.setattr(grammars._Followed, "tries", property(lambda one: False))
+            rig = Rig(kind, vocabulary)
+            for i, schema in enumerate(wanted):
+                rig.admit(i, Grammar.json_schema(schema), temperature=0)
+            outputs.append(rig.run(range(len(wanted)), 40))
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("grammar", ["[b-e]", "[b-e]?"])
+def test_draws_are_shared_as_their_weights_are(
+    grammar: str, new_rig: Callable[[], Rig], vocabulary: Vocabulary
+) -> None:
+    """Whether the first draw was allowed or another one was made. Seeds are fixed, and so is the outcome."""
+    rig, n = new_rig(), 3000
+    row = np.full(len(vocabulary.texts), -9.0, np.float32)
+    row[[vocabulary.texts.index(letter) for letter in (b"a", b"b", b"c", b"d", b"e")]] = [1.5, 1.0, 0.5, 0.0, -1.0]
+    row[list(EOS)] = [0.2, 0.1]
+    for i in range(n):
+        rig.admit(i, Grammar.regex(grammar), temperature=1)
+    logits = np.repeat(row[None], n, 0)
+    rig.sampler.begin(range(n))
+    tokens, failures = rig.sampler.sample(logits if rig.native else torch.from_numpy(logits), range(n))
+    assert not failures
+    allowed = [vocabulary.texts.index(letter) for letter in (b"b", b"c", b"d", b"e")]
+    allowed += list(EOS) if grammar.endswith("?") else []
+    shares = np.exp(row[allowed])
+    shares /= shares.sum()
+    counts = np.array([tokens.count(token) for token in allowed])
+    assert counts.sum() == n
+    assert (abs(counts - n * shares) < 4 * np.sqrt(n * shares * (1 - shares))).all()
+
+
+def test_log_probabilities_of_a_token_that_was_chosen_again(rig: Rig, vocabulary: Vocabulary) -> None:
+    """They are of the token that is put out, among all."""
+    rig.admit(1, LETTERS, temperature=0)
+    logits = np.linspace(0, 1, len(vocabulary.texts), dtype=np.float32)[None]
+    logits[0, vocabulary.texts.index(b"Q")] = 3.0
+    rig.sampler.begin([1])
+    given = logits.copy() if rig.native else torch.from_numpy(logits.copy())
+    tokens, failures, told = rig.sampler.sample_with_logprobs(given, [1], {1: 1})
+    assert not failures and vocabulary.texts[tokens[0]].isalpha() and vocabulary.texts[tokens[0]] != b"Q"
+    expected = torch.log_softmax(torch.from_numpy(logits[0]), 0)
+    assert told[1].logprob == pytest.approx(expected[tokens[0]].item(), abs=1e-5)
+    assert told[1].top_ids[0] == vocabulary.texts.index(b"Q") and told[1].rank > 1
+
+
 def test_output_of_before_is_entered_again(new_rig: Callable[[], Rig]) -> None:
     whole = new_rig()
     whole.admit(3, Grammar.json_schema(PERSON))

@@ -28,6 +28,8 @@ from orcaserve.core.logprobs import TokenLogprobs
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.model.reference.draw import draw, uniform
 
+SECOND_CHOICE = 0x5EC0_1D00_C401_CE00  # makes other random numbers of a seed, for tokens that are chosen a second time
+
 
 @dataclass(slots=True)
 class _State:
@@ -43,17 +45,19 @@ class _State:
     n_text: int
     n_output: int = 0
     checked: bool = False  # its ids lie in the vocabulary
+    again: bool = False  # the next token was chosen before, and taken back
     seen: dict[int, None] = field(default_factory=dict)
     counts: Counter[int] = field(default_factory=Counter)
 
     @property
     def uniform(self) -> float:
         """The random number of the next token."""
-        return uniform(self.seed, self.n_text)
+        return uniform(self.seed ^ SECOND_CHOICE if self.again else self.seed, self.n_text)
 
     def append(self, token: int) -> None:
         self.n_text += 1
         self.n_output += 1
+        self.again = False
         if self.params.repetition_penalty != 1:
             self.seen[token] = None
         if self.params.presence_penalty or self.params.frequency_penalty:
@@ -89,11 +93,26 @@ class Sampler:
         for request_id in request_ids:
             self._states.pop(request_id, None)
 
+    def take_back(self, request_ids: Sequence[int]) -> None:
+        """The last tokens of these requests were not to be: the next call chooses them, by other random numbers.
+
+        Raises ValueError for requests with penalties.
+        """
+        for request_id in request_ids:
+            state, params = self._states[request_id], self._states[request_id].params
+            if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:
+                raise ValueError(f"no token can be taken back of request {request_id}")
+            state.n_text -= 1
+            state.n_output -= 1
+            state.again = True
+
     @torch.inference_mode()
     def sample(
         self, logits: Tensor, request_ids: Sequence[int], masks: Mapping[int, NDArray[np.uint32]] | None = None
     ) -> tuple[list[int], dict[int, str]]:
-        """logits [R, vocabulary] float32, overwritten -> (a token per request, request id -> why it cannot go on).
+        """logits [R, vocabulary] float32 -> (a token per request, request id -> why it cannot go on).
+
+        Rows with a mask, a penalty, a bias or excluded stops are overwritten.
 
         The token of a request that cannot go on is 0 and means nothing.
         masks: request id -> the allowed tokens, [vocabulary / 32 rounded up] uint32, bit i % 32 of word i // 32 being
@@ -153,7 +172,7 @@ class Sampler:
                 failures.setdefault(row, "every token is excluded")
         drawn = [row for row, state in enumerate(states) if not state.params.greedy and row not in failures]
         if drawn:
-            x = logits if len(drawn) == len(states) else logits[drawn]
+            x = logits[drawn]
             x -= best[drawn, None]
             picks[drawn] = draw(x, [states[row].params for row in drawn], [states[row].uniform for row in drawn])
         for row, (state, pick) in enumerate(zip(states, picks.tolist(), strict=True)):
