@@ -106,49 +106,6 @@ struct Range {
   int size() const { return end - begin; }
 };
 
-// Fetches what a member will need of adapters in the Linear that comes next, a little with every call: it has to come from far,
-// and fetched in one go it would be waited for.
-class AdapterFetch {
- public:
-  // n_calls: about as many calls as there will be.
-  AdapterFetch(const AdapterRows& block, AdaptedLinear AdaptedLayer::*linear, int layer, const Range& pieces, int n_calls)
-      : block_(block), linear_(linear), layer_(layer), piece_(pieces.begin), end_(pieces.end) {
-    int64_t n_lines = 0;
-    while (take()) n_lines += (last_ - at_) / 64;
-    piece_ = pieces.begin;
-    at_ = last_ = nullptr;
-    adapter_ = nullptr;
-    n_each_ = n_calls > 0 ? static_cast<int>(n_lines / n_calls) + 1 : 0;
-  }
-
-  void call() {
-    for (int i = 0; i < n_each_; ++i, at_ += 64) {
-      if (at_ >= last_ && !take()) return;
-      __builtin_prefetch(at_, 0, 2);
-    }
-  }
-
- private:
-  bool take() {
-    while (piece_ < end_) {
-      const Adapter* adapter = block_.pieces[piece_++].adapter;
-      const AdaptedLinear& w = adapter->layers[layer_].*linear_;
-      if (adapter == adapter_ || w.width == 0) continue;
-      adapter_ = adapter;
-      at_ = static_cast<const uint8_t*>(w.a);
-      last_ = at_ + int64_t{w.n_in} * w.width * (adapter->is_bfloat16 ? 2 : 4);
-      return true;
-    }
-    return false;
-  }
-
-  const AdapterRows& block_;
-  AdaptedLinear AdaptedLayer::*linear_;
-  int layer_, piece_, end_, n_each_ = 0;
-  const Adapter* adapter_ = nullptr;
-  const uint8_t *at_ = nullptr, *last_ = nullptr;
-};
-
 // What the rows of a block gain from their adapters in one Linear; t holds the first of the two small products.
 struct Adapting {
   const AdapterRows& block;
@@ -156,7 +113,6 @@ struct Adapting {
   int layer;
   float* t;  // [rows of the block][stride]
   int64_t stride;
-  AdapterFetch* fetch;  // or null
 
   const AdaptedLinear& of(const AdapterRun& run) const { return run.adapter->layers[layer].*linear; }
 
@@ -193,7 +149,6 @@ struct Adapting {
       const AdaptedLinear& w = of(run);
       if (begin < end && w.width > 0)
         expand(w, run.adapter->is_bfloat16, panel, t, stride, begin, static_cast<int>(end - begin), row, tile);
-      if (fetch) fetch->call();
     }
   }
 };
@@ -412,16 +367,7 @@ class Pass {
       multiply(w, operand, n, sink, then, team_, member_);
       return;
     }
-    const AdapterRows& block = it_.adapters[first / kRowBlock];
-    // With many rows what is fetched serves so many of them that it need not be fetched early.
-    const bool fetches = n <= kTileRows && it_.n_tokens == n;
-    const bool is_last = linear == &AdaptedLayer::down;
-    const int layer = is_last ? index + 1 : index;
-    const auto next = is_last ? &AdaptedLayer::qkv : linear == &AdaptedLayer::qkv ? &AdaptedLayer::out
-                    : linear == &AdaptedLayer::out ? &AdaptedLayer::up : &AdaptedLayer::down;
-    const Range own = layer < m_.n_layers ? Range(block.n_pieces, member_, team_.size()) : Range(0, 0, 1);
-    AdapterFetch fetch(block, next, layer, own, fetches ? w.n_panels * block.n_runs / team_.size() : 0);
-    const Adapting adapting{block, linear, index, ws_.adapted, it_.adapter_width, fetches ? &fetch : nullptr};
+    const Adapting adapting{it_.adapters[first / kRowBlock], linear, index, ws_.adapted, it_.adapter_width};
     for_rows(adapting.n_units(), false, team_, member_, 1, [&](int unit) { adapting.prepare(unit, x, stride); });
     multiply(w, operand, n, sink, then, team_, member_, &adapting);
   }

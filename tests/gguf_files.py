@@ -46,6 +46,48 @@ def _interleave(weight: np.ndarray, n_heads: int) -> np.ndarray:
     return halves.swapaxes(1, 2).reshape(weight.shape)
 
 
+# Of kinds that the library reads and cannot write: the places of float16 scales in a block, and what they are times the
+# first of them, so that numbers of random bits are about 0 on average.
+_SCALES: dict[str, dict[int, float]] = {
+    "Q2_K": {80: 1, 82: 1.5},
+    "Q3_K": {108: 1},
+    "Q4_K": {0: 1, 2: 7.5},
+    "Q5_K": {0: 1, 2: 15.5},
+    "Q6_K": {208: 1},
+    **{kind: {0: 1} for kind in ("IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")},
+}
+WIDTH = 0.1  # of numbers of random bits
+
+
+def random_blocks(kind: str, n_out: int, n_in: int, seed: int = 0) -> np.ndarray:
+    """Rows of blocks of random bits with sane scales, different from block to block."""
+    from gguf import GGMLQuantizationType, quants
+    from gguf.constants import GGML_QUANT_SIZES
+
+    number = GGMLQuantizationType[kind]
+    n_numbers, n_bytes = GGML_QUANT_SIZES[number]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (n_out * n_in // n_numbers, n_bytes), dtype=np.uint8)
+    sizes = random.uniform(0.5, 1.5, len(blocks))
+
+    def scale(by: float) -> None:
+        for at, times in _SCALES[kind].items():
+            blocks[:, at : at + 2] = (sizes * times * by).astype("<f2")[:, None].view(np.uint8)
+
+    scale(1)
+    scale(WIDTH / quants.dequantize(blocks, number).std())
+    return blocks.reshape(n_out, -1)
+
+
+def _quantise(weight: np.ndarray, kind: str, seed: int) -> np.ndarray:
+    """To `kind`; kinds that cannot be written become random numbers."""
+    from gguf import GGMLQuantizationType, quants
+
+    if kind in _SCALES:
+        return random_blocks(kind, *weight.shape, seed=seed)
+    return quants.quantize(np.ascontiguousarray(weight), GGMLQuantizationType[kind])
+
+
 def _add_of(writer: Any, value: Any) -> Any:
     kinds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}
     return {**kinds, list: writer.add_array}[type(value)]
@@ -57,11 +99,13 @@ def save_gguf(
     kind: str = "F32",
     extra: dict[str, np.ndarray] | None = None,
     tokenizer: dict[str, Any] | None = None,
+    kinds: dict[str, str] | None = None,
     **keys: Any,
 ) -> dict[str, np.ndarray]:
     """Write a model of transformers as llama.cpp's converter would.
 
-    kind: of the matrices. tokenizer: its metadata, None: the end of a text is 3 and that is all. keys: of rope.scaling.
+    kind: of the matrices; kinds: of those in whose names some word is.
+    tokenizer: its metadata, None: the end of a text is 3 and that is all. keys: of rope.scaling.
     Returns transformers' state dict with the matrices as quantisation to `kind` leaves them.
     """
     from gguf import GGMLQuantizationType, GGUFWriter, quants
@@ -100,8 +144,9 @@ def save_gguf(
         n_heads = next((n for part, n in heads.items() if part in name and architecture == "llama"), 0)
         if n_heads:
             weight = _interleave(weight, n_heads)
-        number = GGMLQuantizationType[kind if matrix else "F32"]
-        quantised = quants.quantize(np.ascontiguousarray(weight), number)
+        own = next((k for word, k in (kinds or {}).items() if word in name), kind)
+        number = GGMLQuantizationType[own if matrix else "F32"]
+        quantised = _quantise(weight, number.name, seed=len(stored))
         writer.add_tensor(_gguf_name(name), quantised, raw_dtype=number)
         back = quants.dequantize(quantised, number)
         if n_heads:

@@ -9,11 +9,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from orcaserve.checkpoint.awq import AwqCheckpoint
+from orcaserve.checkpoint.compressed import CompressedCheckpoint
 from orcaserve.checkpoint.converted import gguf_of, is_converted
 from orcaserve.checkpoint.folder import FolderCheckpoint
 from orcaserve.checkpoint.gguf import MAGIC, GGUFFile
 from orcaserve.checkpoint.gguf_config import ROPE_TENSORS, config_of, generation_config_of
-from orcaserve.checkpoint.gptq import GptqCheckpoint, is_gptq
+from orcaserve.checkpoint.gptq import GptqCheckpoint
+from orcaserve.checkpoint.quantised import SETTINGS, QuantisedFolder, method_of
 from orcaserve.checkpoint.tensor_info import TensorInfo
 from orcaserve.core.errors import CheckpointError, ModelNotFound, UnsupportedModel
 
@@ -81,8 +84,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise UnsupportedModel(f"{path.name} was converted for the CPU's kernels: it can be served there and no more")
     if path.is_dir():
         if (path / "config.json").exists():
-            folder = FolderCheckpoint(path)
-            return _as_gptq(folder) if is_gptq(folder.config) else folder
+            return _seen_as_blocks(FolderCheckpoint(path))
         path = gguf_of(path)
     if not path.is_file():
         raise ModelNotFound(f"{path} is neither a file nor a folder")
@@ -94,12 +96,24 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return GGUFCheckpoint(path)
 
 
-def _as_gptq(folder: FolderCheckpoint) -> GptqCheckpoint:
-    try:
-        return GptqCheckpoint(folder)
-    except BaseException:
+_QUANTISED: dict[str, type[QuantisedFolder]] = {
+    "gptq": GptqCheckpoint,
+    "awq": AwqCheckpoint,
+    "compressed-tensors": CompressedCheckpoint,
+}
+
+
+def _seen_as_blocks(folder: FolderCheckpoint) -> Checkpoint:
+    """The folder, or what its quantised weights are seen through. Raises UnsupportedModel."""
+    if folder.config.get(SETTINGS) is None:
+        return folder
+    method = method_of(folder.config)
+    view = _QUANTISED.get(method) if isinstance(method, str) else None
+    if view is None:
         folder.close()
-        raise
+        supported = ", ".join(_QUANTISED)
+        raise UnsupportedModel(f"{SETTINGS}: weights of quant_method {method!r} are not supported; {supported} are")
+    return view(folder)
 
 
 def eos_ids(checkpoint: Checkpoint) -> frozenset[int]:

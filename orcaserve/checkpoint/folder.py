@@ -75,6 +75,10 @@ class FolderCheckpoint:
     def stored(self, name: str, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
         return self._files[name].stored(name, rows)
 
+    def columns(self, name: str, columns: Sequence[range]) -> NDArray[np.uint8]:
+        """A copy of the bytes [rows, bytes of these columns] of a matrix. KeyError if `tensors` lacks it."""
+        return self._files[name].columns(name, columns)
+
     @property
     def tokenizer_eos_ids(self) -> list[int]:
         """The id of the tokenizer's eos_token, if the folder says which one that is."""

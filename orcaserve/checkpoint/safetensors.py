@@ -78,6 +78,13 @@ class SafetensorsFile:
         """A copy of the bytes [rows, bytes of a row] of all rows, or of `rows`. KeyError if `tensors` lacks it."""
         return self._file.stored(self.tensors[name], rows)
 
+    def columns(self, name: str, columns: Sequence[range]) -> NDArray[np.uint8]:
+        """A copy of the bytes [rows, bytes of these columns] of a matrix. KeyError if `tensors` lacks it."""
+        numbers = self.mapped(name).reshape(*self.tensors[name].shape, -1)
+        copy = np.concatenate([numbers[:, run.start : run.stop] for run in columns], axis=1)
+        self.forget(name)
+        return copy.reshape(len(copy), -1)
+
     def mapped(self, name: str) -> NDArray[np.uint8]:
         """Its bytes, in one dimension, read-only and not copied: the file must stay open. KeyError as above."""
         return self._file.mapped(self.tensors[name])

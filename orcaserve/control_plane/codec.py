@@ -247,6 +247,7 @@ def encode_facts(facts: EngineFacts) -> wire.FromEngine:
             max_bs=min(facts.max_bs, _MAX_UINT32),
             n_workers=facts.n_workers,
             eos_ids=sorted(facts.eos_ids),
+            window=facts.window or 0,
         )
     )
 
@@ -260,6 +261,7 @@ def decode_facts(facts: wire.Facts) -> EngineFacts:
         max_bs=facts.max_bs,
         n_workers=facts.n_workers,
         eos_ids=frozenset(facts.eos_ids),
+        window=facts.window or None,
     )
 
 

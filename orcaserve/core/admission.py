@@ -25,7 +25,10 @@ def check_request(input_ids: Sequence[int], params: SamplingParams, facts: Engin
     if params.grammar is not None and not facts.eos_ids:
         raise InvalidRequest("grammar", "this model has no token that ends a text, so it follows no grammar")
     total = len(input_ids) + params.max_tokens
-    for limit, what in ((facts.context_length, "the context length"), (facts.n_slots, "the K/V region")):
+    limits = [(facts.context_length, "the context length")]
+    if facts.window is None:
+        limits.append((facts.n_slots, "the K/V region"))
+    for limit, what in limits:
         if total > limit:
             field = "prompt" if len(input_ids) >= limit else "max_tokens"
             raise CannotFit(

@@ -57,6 +57,8 @@ class EngineFacts:
     context_length: most tokens (input + output) of one request.
     n_slots: size of the K/V region in tokens; eos_ids: ids that end a request by default.
     shareable: most tokens of a text whose keys do not depend on how long it is; None: they never do. For the scheduler.
+    window: so many tokens back, at most, anybody looks, and the K/V region has room for that: pages before them are
+    released while a request goes on. None: they are not.
     """
 
     model_name: str
@@ -67,11 +69,12 @@ class EngineFacts:
     n_workers: int
     eos_ids: frozenset[int] = frozenset()
     shareable: int | None = None
+    window: int | None = None
 
     @property
     def longest_request(self) -> int:
         """The most tokens (input + output) that any one request may ask for."""
-        return min(self.context_length, self.n_slots)
+        return self.context_length if self.window is not None else min(self.context_length, self.n_slots)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,8 @@ class Progress:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """One live request. The scheduler changes `output`, `state`, `cancelled` (of the endpoint's own copy the supervisor
-    does) and `ending`; nobody else.
+    """One live request. The scheduler changes `output`, `n_pieces`, `state`, `cancelled` (of the endpoint's own copy
+    the supervisor does) and `ending`; nobody else.
 
     input_ids: the prompt, at least one token id.
     stop_ids: ids that end the request when generated (empty if it ignores them).
@@ -76,6 +76,7 @@ class Request:
     arrival: seconds on the loop's clock; set when the scheduler adds it.
     output: tokens it was given so far. Those it is made with were put out by an engine that is gone: it goes on from
     there, and n_carried says how many they are.
+    n_pieces: iterations that have fed it input and given it no token.
     ending: its last news, while a policy holds them back and has the request computed on.
     """
 
@@ -88,6 +89,7 @@ class Request:
     terms: Terms = USUAL
     adapter: int = 0
     output: list[int] = field(default_factory=list)
+    n_pieces: int = 0
     state: RequestState = RequestState.INITIATION
     cancelled: bool = False
     ending: Progress | None = None

@@ -65,7 +65,8 @@ class EngineHost:
         settings = settings or SchedulerConfig()
         policy = _policy(settings, facts, engine.n_workers)
         prefixes = PrefixCache(page_size, facts.shareable) if settings.prefix_caching else None
-        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy, prefixes)
+        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy, prefixes, facts.window)
+        _check_policy(scheduler, policy, settings, facts)
         self._made_of = _made_of(settings, facts, scheduler, page_size)
         self._run = Run.beginning(time.monotonic())
         self._record = _recorder(log, self._made_of, self._run)
@@ -198,7 +199,6 @@ class EngineHost:
 
 
 def _policy(settings: SchedulerConfig, facts: EngineFacts, n_workers: int) -> SchedulingPolicy:
-    """Raises ConfigError if it would refuse even the smallest request."""
     shortest_first = settings.first_iteration != "whole"
     made_of = PolicySettings(
         n_workers,
@@ -209,15 +209,20 @@ def _policy(settings: SchedulerConfig, facts: EngineFacts, n_workers: int) -> Sc
         batched_tokens=settings.max_num_batched_tokens,
         target_itl=settings.target_itl,
     )
-    policy = make_policy(settings.policy, made_of)
-    n_least = policy.most(Request(0, [0], SamplingParams(max_tokens=1)))
-    if n_least > facts.n_slots:
+    return make_policy(settings.policy, made_of)
+
+
+def _check_policy(
+    scheduler: Scheduler, policy: SchedulingPolicy, settings: SchedulerConfig, facts: EngineFacts
+) -> None:
+    """Raises ConfigError if it would refuse even the smallest request."""
+    smallest = Request(0, [0], SamplingParams(max_tokens=1))
+    if not scheduler.could_ever_fit(smallest):
         raise ConfigError(
             "--scheduling-policy",
-            f"{settings.policy} reserves {n_least} slots for each request and there are {facts.n_slots}: "
-            "give more --n-slots, or a smaller --max-model-len",
+            f"{settings.policy} reserves {policy.most(smallest)} slots for each request and there are "
+            f"{facts.n_slots}: give more --n-slots, or a smaller --max-model-len",
         )
-    return policy
 
 
 def _made_of(settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler, page_size: int) -> Settings:
@@ -236,6 +241,7 @@ def _made_of(settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler
         target_itl=settings.target_itl,
         prefix_caching=settings.prefix_caching,
         shareable=facts.shareable if settings.prefix_caching else None,
+        window=facts.window,
     )
 
 

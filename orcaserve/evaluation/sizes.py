@@ -12,13 +12,14 @@ from pathlib import Path
 
 from orcaserve.checkpoint.checkpoint import open_checkpoint
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
+from orcaserve.checkpoint.four_bits import KINDS as INT4_KINDS
 from orcaserve.checkpoint.safetensors import SafetensorsFile
 from orcaserve.checkpoint.tensor_info import TensorInfo
 from orcaserve.config import EngineConfig
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.spec import ModelSpec
 from orcaserve.native.packed_model import PackedFile
-from orcaserve.native.precision import FULL_KINDS, INT4_KINDS, choose_precision
+from orcaserve.native.precision import FULL_KINDS, choose_precision
 
 BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0, "int4": 20 / 32}  # int4: 32 halves of a byte, scale and minimum
 

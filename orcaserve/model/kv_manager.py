@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from orcaserve.core.window import LEAST_WINDOW, pages_behind
 from orcaserve.model.layout import Int32s, Layout
 
 _INT32 = "i"
+_NO_PAGES = array(_INT32)
 _NO_PAGE = b"\xff" * 4  # -1
 
 
@@ -19,15 +21,22 @@ class KVManager:
     A page is in the page tables of one request, or of several once it is a block: then it is full, and nobody writes to
     it. It is free again when it is in no page table, and no block any more.
 
+    With a window a request gives back, after each iteration, the pages of tokens that it will not read again. A token's
+    place in the page table stays what it is. Places of what was given back hold the number of the first page that the
+    request still has: whoever reads a masked key finds the request's own numbers there, and never beyond the region.
+
     A page holds page_size consecutive tokens of one request in every layer. Any page serves any request, so memory is
     never too scattered to use: a request that reserved its tokens, rounded up to whole pages, always gets them. The
     scheduler's ledger keeps the sum of reservations within n_slots; this class only hands out. Where the numbers lie is
     the K/V region's business. Not thread-safe: one worker's thread owns it.
     """
 
-    def __init__(self, n_slots: int, page_size: int = 16) -> None:
+    def __init__(self, n_slots: int, page_size: int = 16, window: int | None = None) -> None:
+        """window: the token at index p reads the tokens p - window + 1 .. p, in every layer; None: all up to p."""
         if page_size < 1:
             raise ValueError("page_size must be at least 1")
+        if window is not None and window < LEAST_WINDOW:
+            raise ValueError(f"window must be at least {LEAST_WINDOW}")
         if n_slots < page_size:
             raise ValueError(f"n_slots ({n_slots}) is less than one page of {page_size}")
         self.page_size = page_size
@@ -35,6 +44,8 @@ class KVManager:
         self._free = list(range(self.n_pages - 1, -1, -1))  # a stack: what was just released is still in the cache
         self._pages: dict[int, array[int]] = {}
         self._n_tokens: dict[int, int] = {}
+        self._window = window
+        self._n_gone: dict[int, int] = {}  # request -> pages at the beginning of its table that it has given back
         self._n_holders = [0] * self.n_pages  # page tables that it is in, and 1 if it is a block
         self._blocks: dict[int, int] = {}  # block -> its page
 
@@ -71,9 +82,24 @@ class KVManager:
             self._n_holders[page] = 1
         self._n_tokens[request_id] = total
 
+    def leave_behind(self, request_ids: Iterable[int]) -> None:
+        """Their tokens have been computed: release the pages that their next ones do not read."""
+        if self._window is None:
+            return
+        for request_id in request_ids:
+            n = pages_behind(self._n_tokens[request_id], self._window, self.page_size)
+            n_before = self._n_gone.get(request_id, 0)
+            if n > n_before:
+                pages = self._pages[request_id]
+                for page in pages[n_before:n]:
+                    self._let_go(page)
+                pages[:n] = pages[n : n + 1] * n
+                self._n_gone[request_id] = n
+
     def drop(self, request_id: int) -> None:
         """Release everything the request has; of no effect for an unknown request."""
-        for page in reversed(self._pages.pop(request_id, ())):
+        pages = self._pages.pop(request_id, _NO_PAGES)
+        for page in reversed(pages[self._n_gone.pop(request_id, 0) :]):
             self._let_go(page)
         self._n_tokens.pop(request_id, None)
 
@@ -113,11 +139,11 @@ class KVManager:
             self._let_go(page)
 
     def pages(self, request_id: int) -> tuple[int, ...]:
-        """The request's pages, in the order of its tokens."""
-        return tuple(self._pages.get(request_id, ()))
+        """The request's pages, in the order of its tokens; without those that it has given back."""
+        return tuple(self._pages.get(request_id, _NO_PAGES)[self._n_gone.get(request_id, 0) :])
 
     def page_tables(self, request_ids: Sequence[int]) -> Int32s:
-        """[requests, most pages of any] int32, padded with -1. KeyError for an unknown request."""
+        """[requests, most pages of any] int32, padded with -1 at the end. KeyError for an unknown request."""
         rows = [self._pages[request_id] for request_id in request_ids]
         width = max(map(len, rows), default=0)
         filled = bytearray().join([row.tobytes() + _NO_PAGE * (width - len(row)) for row in rows])

@@ -74,7 +74,6 @@ class ModelFiles:
 def _describe(checkpoint: Checkpoint) -> tuple[ModelSpec, Names]:
     """The model's sizes and the names of its tensors, checked as far as they can be without reading weights."""
     settings = Settings(checkpoint.config)
-    settings.refuse("quantization_config")
     family = family_of(checkpoint.config.get("model_type"))
     spec = family.spec(settings)
     if spec.activation not in ACTIVATIONS:

@@ -120,7 +120,9 @@ class Parameter:
     def columns(self, inputs: Sequence[int]) -> Floats:
         """Its numbers [rows, inputs] of these columns, counted in the whole tensor."""
         if self.kind not in BLOCK_NUMBERS or self.transposed:
-            return np.ascontiguousarray(self.floats()[:, [i - self.inputs.start for i in inputs]])
+            whole = block_numbers(self.kind) > 1 and not self.transposed  # the cut may go through blocks
+            numbers = self.with_inputs(range(self.n_inputs)) if whole else self
+            return np.ascontiguousarray(numbers.floats()[:, [i - numbers.inputs.start for i in inputs]])
         stored = self._checkpoint.stored(self.name, None if self._cut is None else self._cut.rows)
         return self._in_order(columns(self.kind, stored, inputs))
 

@@ -10,12 +10,14 @@ from enum import IntEnum
 import numpy as np
 
 from orcaserve.checkpoint.dequantise import block_numbers
+from orcaserve.checkpoint.four_bits import KINDS as INT4_KINDS
+from orcaserve.checkpoint.four_bits import four_bits
 from orcaserve.model.parameter import Bytes, Floats, Parameter
 from orcaserve.model.weights import PartWeights, Weights
 from orcaserve.native import _kernels
 from orcaserve.native.cutting import can_cut, cut_inputs
-from orcaserve.native.packing import Format, PackedMatrix, pack, pack_int4_blocks, pack_int8_groups
-from orcaserve.native.precision import INT4_KINDS, Precision
+from orcaserve.native.packing import INT4_BLOCK, Format, PackedMatrix, pack, pack_int4_blocks, pack_int8_groups
+from orcaserve.native.precision import Precision
 
 
 class RowFormat(IntEnum):
@@ -72,7 +74,7 @@ class NativeBuilder:
         if format is Format.INT4 and not can_cut(format, n_in, inputs):
             format = Format.INT8
         if format is Format.INT4 and kinds <= INT4_KINDS:
-            blocks = [(part.kind, part.stored()) for part in parts]
+            blocks = [_four_bits(part) for part in parts]
             return pack_int4_blocks(blocks, interleaved=gated, biases=biases, team=self._team)
         if format is Format.INT8 and len(inputs) < n_in and can_cut(format, n_in, inputs):
             return self._pack_int8_shard(parts[0], biases)
@@ -82,10 +84,8 @@ class NativeBuilder:
     def _pack_int8_shard(self, part: Parameter, biases: Sequence[Floats] | None) -> PackedMatrix:
         """Some inputs of a matrix, with the scales of the whole one: read are all inputs of the groups they are in."""
         group = _kernels.group_inputs(Format.INT8, _kernels.padded_inputs(Format.INT8, part.n_inputs))
-        own, read = part.inputs, part.inputs
-        if own.start % group or (own.stop % group and own.stop < part.n_inputs):
-            unit = math.lcm(group, block_numbers(part.kind))
-            read = range(own.start // unit * unit, min(-(-own.stop // unit) * unit, part.n_inputs))
+        own = part.inputs
+        read = _whole(own, math.lcm(group, block_numbers(part.kind)), part.n_inputs)
         matrix = pack_int8_groups(part.with_inputs(read).floats(), group, biases, self._team)
         if read == own:
             return matrix
@@ -94,6 +94,9 @@ class NativeBuilder:
     def table(self, rows: Parameter) -> Table:
         if rows.kind in RowFormat.__members__:
             table = RowFormat[rows.kind], rows.stored()
+        elif self._precision.quantization == "int4" and rows.kind in INT4_KINDS:
+            kind, blocks = _four_bits(rows)
+            table = RowFormat[kind], blocks
         else:
             table = RowFormat.F32, rows.floats().view(np.uint8)
         self.tables[rows.name] = table
@@ -105,3 +108,17 @@ class NativeBuilder:
     def tied_head(self, rows: Parameter) -> tuple[PackedMatrix, Table | None]:
         matrix = self.matrix([rows], None)
         return matrix, self.table(rows) if matrix.format is Format.INT8 else None
+
+
+def _whole(inputs: range, unit: int, n_inputs: int) -> range:
+    """These inputs of n_inputs, and those that are in the same units."""
+    return range(inputs.start // unit * unit, min(-(-inputs.stop // unit) * unit, n_inputs))
+
+
+def _four_bits(part: Parameter) -> tuple[str, Bytes]:
+    """As blocks of 32 inputs; the file's may be larger than the cut."""
+    own, read = part.inputs, _whole(part.inputs, block_numbers(part.kind), part.n_inputs)
+    kind, rows = four_bits(part.name, part.kind, (part if read == own else part.with_inputs(read)).stored())
+    n_bytes = rows.shape[1] * INT4_BLOCK // len(read)
+    begin, end = ((at - read.start) // INT4_BLOCK * n_bytes for at in (own.start, own.stop))
+    return kind, rows[:, begin:end]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from orcaserve.checkpoint.four_bits import KINDS as INT4_KINDS
 from orcaserve.native.packing import INT4_BLOCK, Format
 
 FULL_KINDS = frozenset({"F64", "F32", "F16", "BF16"})  # all others are quantised
-INT4_KINDS = frozenset({"Q4_0", "Q4_1"})  # kept bit for bit
 _FLOATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16}
 
 
@@ -16,7 +16,8 @@ _FLOATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16}
 class Precision:
     """dtype: of matrices that are not quantised. kv: float32, bfloat16 or int8.
 
-    quantization: none; int8; int4; auto: int8 for a matrix that is quantised in the file, and for no other.
+    quantization: none; int8; int4, of matrices that have floats or four bits in the file, while others are int8; auto:
+    int8 for a matrix that is quantised in the file, and for no other.
     held: how most matrices are held, in one word. why: for the user.
     """
 
@@ -53,7 +54,8 @@ def choose_precision(dtype: str, quantization: str, kinds: Iterable[str]) -> Pre
     """The settings with every `auto` decided for files that store their matrices as `kinds`.
 
     `auto` keeps what the files hold: it never makes numbers of full precision coarser. float16 is held as float32,
-    since bfloat16 could not hold it exactly; files that are quantised already go to int8, which is quicker than floats.
+    since bfloat16 could not hold it exactly; files that are quantised already go to int8, which is quicker than floats
+    and nearer to them than int4, whose activations are rounded as they come.
     K/V goes with the weights: int8 beside integers, else as they are.
     """
     kinds = frozenset(kinds)

@@ -24,6 +24,8 @@ is more than those was copied from block `copied`. "kept": [[id, first, n, twin]
 become the blocks `first` and those that follow; the page after them holds what block `twin` holds. Tokens are in no
 log: which texts begin alike is told by the numbers of blocks. settings.shareable: longer texts share nothing.
 
+settings.window: nobody looks further back, and slots before that are returned; null: they are kept.
+
 Lines stand in the order in which the scheduler was asked,
 which is what a replay repeats; only the time of "a" may lie before that of the line above.
 
@@ -61,6 +63,7 @@ class Settings:
     target_itl: float | None = None
     prefix_caching: bool = False
     shareable: int | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

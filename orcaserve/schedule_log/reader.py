@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orcaserve.core import USUAL, ConfigError, FinishReason, InvalidRequest, Terms
+from orcaserve.core.window import LEAST_WINDOW, window_for
 from orcaserve.schedule_log.format import (
     KIND,
     SAME,
@@ -138,10 +139,15 @@ class _Part:
             raise self.error(1, "settings.prefix_caching", "must be true or false")
         if shareable is not None:
             shareable = self.whole(1, "settings.shareable", shareable)
+        window = found.get("window")
+        if window is not None:
+            window = self.whole(1, "settings.window", window, LEAST_WINDOW)
+            if window_for(window, sizes["n_slots"], sizes["page_size"]) is None:
+                raise self.error(1, "settings.window", "does not fit into the K/V region")
         return Settings(
             found["policy"], **sizes, microbatch_size=size, shortest_first=shortest_first,
             model=str(found.get("model", "")), fairness=fairness, batched_tokens=tokens, target_itl=seconds,
-            prefix_caching=prefix_caching, shareable=shareable,
+            prefix_caching=prefix_caching, shareable=shareable, window=window,
         )  # fmt: skip
 
     def _ids(self, value: object, name: str) -> list[int]:

@@ -57,7 +57,7 @@ def describe_live(
                 request.n_input,
                 len(request.output),
                 ledger.reserved_by(request.id) if holds else 0,
-                ledger.used_by(request.id) if holds else 0,
+                ledger.held_by(request.id) if holds else 0,
                 reason,
             )
         )

@@ -223,13 +223,14 @@ class PrefixCache:
         return self.limit is None or n_tokens <= self.limit
 
     def _keys(self, request: Request, first: int, end: int) -> Iterator[bytes]:
-        """Of the request's pages first .. end."""
-        if first >= end:
-            return
-        size = self.page_size * TOKEN_BYTES
-        data = _bytes(request, first * self.page_size, end * self.page_size)
-        for at in range(0, len(data), size):
-            yield data[at : at + size]
+        """Of the request's pages first .. end. Made a few at a time: who looks for them often stops at the first."""
+        page, size, n = self.page_size, self.page_size * TOKEN_BYTES, 1
+        while first < end:
+            after = min(first + n, end)
+            data = _bytes(request, first * page, after * page)
+            for at in range(0, len(data), size):
+                yield data[at : at + size]
+            first, n = after, 2 * n
 
     def _root(self, owner: bytes) -> Block:
         root = self._roots.get(owner)

@@ -32,6 +32,7 @@ from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.scheduler.recorder import Standing, increments_first
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
+from orcaserve.scheduler.windowed_ledger import WindowedLedger
 
 # Looking a member up in its class takes Python 3.11 as long as a call, and this is done for every request of a batch.
 _INITIATION, _INCREMENT = RequestState.INITIATION, RequestState.INCREMENT
@@ -53,7 +54,8 @@ class Scheduler:
 
     n_slots: size of the K/V region in tokens; max_bs: most requests of a batch; n_workers: most batches in flight;
     page_size: slots that the K/V manager hands out together, to which reservations are rounded up.
-    prefixes: what requests may share; None: nothing.
+    prefixes: what requests may share; None: nothing. window: how many tokens back anybody looks, if the region has room
+    for that; None: all.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Scheduler:
         page_size: int = 1,
         policy: SchedulingPolicy | None = None,
         prefixes: PrefixCache | None = None,
+        window: int | None = None,
     ) -> None:
         assert max_bs >= 1 and n_workers >= 1
         self.max_bs = max_bs
@@ -71,7 +74,10 @@ class Scheduler:
         self._policy: SchedulingPolicy = policy or IterationLevelFCFS()
         self._pool = RequestPool()
         assert prefixes is None or not self._policy.holds_back, "who is held back has no tokens to share"
-        self._ledger = SlotLedger(n_slots, page_size, prefixes)
+        if window is None:
+            self._ledger = SlotLedger(n_slots, page_size, prefixes)
+        else:
+            self._ledger = WindowedLedger(n_slots, page_size, window, prefixes)
         self._shared_page = 0 if prefixes is None else page_size
         self._kept: list[Kept] = []  # of the batch that is being made
         self._n_cached = 0
@@ -103,6 +109,10 @@ class Scheduler:
         """Slots that hold a token."""
         return self._ledger.n_used
 
+    def could_ever_fit(self, request: Request) -> bool:
+        """Whether it could run if nobody else were there."""
+        return self._ledger.could_ever_fit(self._policy.most(request))
+
     def add(self, request: Request, now: float) -> None:
         """Take a new request into the pool as the latest arrival. `now`: seconds, on any clock that does not go back.
 
@@ -112,12 +122,11 @@ class Scheduler:
         assert request.state is RequestState.INITIATION and not request.cancelled
         if request.id in self._pool:
             raise ValueError(f"request {request.id} is already in the pool")
-        n = self._policy.most(request)
-        if not self._ledger.could_ever_fit(n):
+        if not self.could_ever_fit(request):
             raise CannotFit(
                 "max_tokens",
-                f"{request.n_input} input tokens + max_tokens {request.params.max_tokens} need {n} K/V slots, "
-                f"but there are {self._ledger.n_slots}",
+                f"{request.n_input} input tokens + max_tokens {request.params.max_tokens} need "
+                f"{self._policy.most(request)} K/V slots, but there are {self._ledger.n_slots}",
             )
         request.arrival = now
         self._pool.add(request)
@@ -209,7 +218,11 @@ class Scheduler:
         any_told = result.logprobs or self._logprobs.waits
         told = self._logprobs.take_in(batch, result.logprobs) if any_told else None
         for request, entry, token in zip(requests, batch.entries, result.tokens, strict=True):
-            request.state = _FEEDING if entry.n_to_come else _INCREMENT
+            if entry.n_to_come:
+                request.state = _FEEDING
+                request.n_pieces += 1
+            else:
+                request.state = _INCREMENT
             if request.ending is not None:
                 continue
             if request.cancelled:
@@ -334,7 +347,8 @@ class Scheduler:
         prefix = self._ledger.begin(request, self._n_batches) if request.state is _INITIATION else None
         position = self._ledger.used_by(request.id)
         n_left = len(tokens) - position
-        n = min(self._policy.piece(request, n_left), n_left)  # more may be there than when the policy looked
+        # More may be there than when the policy looked, and a windowed model's initiation may not fit at once.
+        n = min(self._policy.piece(request, n_left), n_left, self._ledger.room(request.id))
         if self._shared_page:
             self._keep(request, position + n)
         if n < len(tokens):

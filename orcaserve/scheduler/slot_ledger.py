@@ -35,8 +35,8 @@ class SlotLedger:
         self.page_size = page_size
         self.n_reserved = 0
         self.n_used = 0
-        self._reserved: dict[int, int] = {}  # request id -> slots of its page table, rounded up to pages
-        self._used: dict[int, int] = {}  # request id -> slots
+        self._reserved: dict[int, int] = {}  # request id -> tokens that its page table has place for, whole pages
+        self._used: dict[int, int] = {}  # request id -> tokens
         self._prefixes = prefixes
         self._paths: dict[int, list[Block]] = {}  # request id -> the blocks that its page table begins with
         self._shared: dict[int, int] = {}  # request id -> how many of those others had made
@@ -56,43 +56,55 @@ class SlotLedger:
         return self._prefixes.n_idle * self.page_size if self._prefixes else 0
 
     def could_ever_fit(self, n: int) -> bool:
-        """Whether n slots could be reserved if nobody else held any."""
-        return self.whole_pages(n) <= self.n_slots
+        """Whether a request of n tokens could be reserved for if nobody else held any slots."""
+        return self._whole_pages(n) <= self.n_slots
+
+    def need(self, request: Request, n: int) -> int:
+        """What is set aside for the request if it is to have n tokens: n slots, rounded up to pages."""
+        return -(-n // self.page_size) * self.page_size
+
+    def shares(self, request: Request) -> bool:
+        """Whether it takes prefixes of others, and gives."""
+        return self._prefixes is not None
 
     def fits(self, request: Request, n: int) -> bool:
-        """Whether n slots can be reserved for the request now."""
+        """Whether the request, of n tokens, can be reserved for now."""
         return not self.lacking(request, n)
 
     def lacking(self, request: Request, n: int) -> int:
-        """Slots that are missing to reserve n for the request now; 0 if they fit."""
+        """Slots that are missing to reserve for the request, of n tokens, now; 0 if none are."""
         free = self.n_slots - self.n_reserved
-        if self.whole_pages(n) <= free:
+        if self.need(request, n) <= free:
             return 0
         return max(self.growth(request, n) - free, 0)
 
     def growth(self, request: Request, n: int) -> int:
-        """What is reserved beside what is reserved now, if n slots are for the request: not the blocks in use."""
-        n = self.whole_pages(n)
-        if self._prefixes:
+        """What is reserved beside what is reserved now, if the request is to have n tokens: not the blocks in use."""
+        n = self.need(request, n)
+        if self._prefixes and self.shares(request):
             found = self._found[request.id] = self._prefixes.find(request, self._found.get(request.id, ()))
             n -= self.page_size * sum([block.n_users > 0 for block in found])
         return n
 
     def reserve(self, request: Request, n: int) -> None:
-        """Set n slots aside for a request that has none. The caller has asked `fits` first."""
-        assert request.id not in self._reserved and self.fits(request, n)
-        n = self._reserved[request.id] = self.whole_pages(n)
+        """Set slots aside for a request that has none, for n tokens. The caller has asked `fits` first."""
+        assert request.id not in self._reserved
+        n = self._reserved[request.id] = self.need(request, n)
         self._used[request.id] = 0
         self.n_reserved += n
         if self._prefixes:
             self._paths[request.id], self._shared[request.id] = [], 0
-            self._take(request.id, self._prefixes.find(request, self._found.pop(request.id, ())))
+            if self.shares(request):
+                self._take(request.id, self._prefixes.find(request, self._found.pop(request.id, ())))
+            else:
+                self._closed.add(request.id)
             self._evict()
+        assert self.n_reserved <= self.n_slots, "reserved more than fits"
 
     def begin(self, request: Request, batch: int) -> Prefix | None:
         """What a request that was reserved for has before its first iteration, in this batch: what `reserve` has found,
         pages that earlier entries of the batch will have filled, and a copy of what is equal in the next page."""
-        if not self._prefixes:
+        if not self._prefixes or not self.shares(request):
             return None
         path = self._paths[request.id]
         found = self._prefixes.find(request, path)
@@ -126,28 +138,34 @@ class SlotLedger:
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         """Their tokens lie in slots now. These were reserved: this is why no iteration can lack memory."""
         all_used, reserved, paths, page = self._used, self._reserved, self._paths, self.page_size
+        n_used = self.n_used
         for entry in entries:
             request_id, n = entry.request_id, len(entry.tokens)
             before = all_used[request_id]
-            used = before + n
+            used = all_used[request_id] = before + n
             assert used <= reserved[request_id], "a request outgrew its reservation"
-            all_used[request_id] = used
-            in_blocks = len(paths[request_id]) * page if paths else 0
-            self.n_used += n if before >= in_blocks else max(used - in_blocks, 0)
+            if paths and before < (in_blocks := len(paths[request_id]) * page):
+                n = max(used - in_blocks, 0)
+            n_used += n
+        self.n_used = n_used
 
     def has_room(self, request_id: int) -> bool:
         """Whether one more token of the request finds a slot that is set aside for it."""
         return self._used[request_id] < self._reserved[request_id]
 
+    def room(self, request_id: int) -> int:
+        """Tokens that the request can be given now."""
+        return self._reserved[request_id] - self._used[request_id]
+
     def can_grow(self, n: int) -> bool:
         """Whether n more slots can be set aside for somebody who holds some."""
-        return self.n_reserved + self.whole_pages(n) <= self.n_slots
+        return self.n_reserved + self._whole_pages(n) <= self.n_slots
 
     def grow(self, request_id: int, n: int) -> None:
         """Set n more slots aside for a request that has used all of its own. The caller has asked `can_grow` first."""
         assert not self.has_room(request_id) and self.can_grow(n)
-        self._reserved[request_id] += self.whole_pages(n)
-        self.n_reserved += self.whole_pages(n)
+        self._reserved[request_id] += self._whole_pages(n)
+        self.n_reserved += self._whole_pages(n)
         self._evict()
 
     def latest(self) -> int:
@@ -155,8 +173,12 @@ class SlotLedger:
         return next(reversed(self._reserved))
 
     def used_by(self, request_id: int) -> int:
-        """Slots of the request that hold a token: the token index of its next input token. Of one that was only just
+        """Tokens of the request that have been computed: the index of its next input token. Of one that was only just
         reserved for: the tokens that others have computed."""
+        return self._used[request_id]
+
+    def held_by(self, request_id: int) -> int:
+        """Slots that hold a token of the request."""
         return self._used[request_id]
 
     def used_by_all(self, requests: Iterable[Request]) -> int:
@@ -185,7 +207,7 @@ class SlotLedger:
     def held_alone(self, request_ids: Collection[int]) -> int:
         """Slots that nobody would have reserved any more if all these were released."""
         users = self._users(request_ids)
-        n = sum([self._reserved[each] - len(self._paths.get(each, ())) * self.page_size for each in request_ids])
+        n = sum([self.reserved_by(each) - len(self._paths.get(each, ())) * self.page_size for each in request_ids])
         return n + self.page_size * sum([block.n_users == mine for block, mine in users.items()])
 
     def lacking_without(self, request: Request, n: int, request_ids: Collection[int]) -> int:
@@ -195,7 +217,8 @@ class SlotLedger:
         growth = self.growth(request, n)
         if self._prefixes:
             users = self._users(request_ids)
-            growth += self.page_size * sum([block.n_users == users[block] > 0 for block in self._found[request.id]])
+            found = self._found.get(request.id, ())
+            growth += self.page_size * sum([block.n_users == users[block] > 0 for block in found])
         return max(growth - free, 0)
 
     def withdraw(self, request_id: int) -> None:
@@ -225,19 +248,22 @@ class SlotLedger:
         """Assert that the running totals are the sums over requests."""
         assert self._reserved.keys() == self._used.keys()
         assert all(used <= self._reserved[request_id] for request_id, used in self._used.items())
-        reserved, used = sum(self._reserved.values()), sum(self._used.values())
+        reserved, used = self._totals()
         if self._prefixes:
             assert self._reserved.keys() == self._paths.keys() == self._shared.keys() >= self._closed
             self._prefixes.check(iter(self._paths.values()))
             shared = self.page_size * (self._prefixes.n_blocks - self._prefixes.n_idle)
             reserved += shared - sum(len(path) * self.page_size for path in self._paths.values())
-            used = shared + sum(map(self._own_used, self._used))
+            used += shared - sum(used - self._own_used(request_id) for request_id, used in self._used.items())
         assert self.n_reserved == reserved <= self.n_slots
         assert self.n_used == used <= self.n_reserved
         assert self.n_reserved + self.n_kept <= self.n_slots
 
-    def whole_pages(self, n: int) -> int:
-        """What a reservation of n slots is rounded up to."""
+    def _totals(self) -> tuple[int, int]:
+        """Slots set aside and slots that hold a token, summed up over requests as if nobody shared any."""
+        return sum(self._reserved.values()), sum(self._used.values())
+
+    def _whole_pages(self, n: int) -> int:
         return -(-n // self.page_size) * self.page_size
 
     def _take(self, request_id: int, blocks: Sequence[Block]) -> None:

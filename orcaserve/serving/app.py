@@ -24,6 +24,7 @@ from orcaserve.serving.keep_alive import keep_alive
 from orcaserve.serving.keyring import Keyring
 from orcaserve.serving.observing.access_log import AccessLog
 from orcaserve.serving.observing.traces import Traces
+from orcaserve.serving.porter import PREFIXES, SMALL, Porter
 from orcaserve.serving.route import OTHER_PROTOCOLS, Act, Read
 from orcaserve.serving.routes import ROUTER, SERVER
 from orcaserve.serving.service import Service, as_invalid
@@ -32,9 +33,8 @@ from orcaserve.serving.threads import Threads
 
 _log = logging.getLogger(__name__)
 
-SMALL = 4096  # bytes from which a body leaves the event loop
+IN_PLACE = 4096  # bytes from which a body leaves the event loop
 WAITING = b": waiting for the engine\n\n"  # a comment, which clients of event streams pass over
-PREFIXES = {"/v1/completions": "cmpl", "/v1/chat/completions": "chatcmpl"}  # of ids; "req" everywhere else
 
 
 class App:
@@ -43,13 +43,14 @@ class App:
     leaving: the process is to end: not ready any more, while new requests are still taken. draining: nor are they.
 
     files, batches: None until somebody needs them, and where no folder is given for them. n_uploads: under way.
-    traces: who takes what became of requests, if anybody.
+    traces: who takes what became of requests, if anybody. porter: who turns requests away, for servers that can ask
+    before a request is begun.
     """
 
     def __init__(self, config: ServingConfig, traces: Traces | None = None) -> None:
         self.config = config
-        self._access_log = AccessLog(config.log_requests)
-        self._traces = traces
+        self.access_log = AccessLog(config.log_requests)
+        self.traces = traces
         self.service: Service | None = None
         self.files: FileStore | None = None
         self.batches: BatchQueue | None = None
@@ -57,7 +58,8 @@ class App:
         self.draining = False
         self.n_uploads = 0
         self._threads = Threads()
-        self._keys = Keyring(config.api_keys)
+        self.keys = Keyring(config.api_keys)
+        self.porter = Porter(self)
         self._live: set[Exchange] = set()
         self._aside: set[Exchange] = set()  # of them, those that are not waited for
         self._keeping_alive: asyncio.Task[None] | None = None
@@ -106,9 +108,9 @@ class App:
     def _tell(self, exchange: Exchange) -> None:
         """A request is over."""
         ended = time.monotonic()
-        self._access_log.write(exchange, ended)
-        if self._traces is not None:
-            self._traces.take(exchange, None if self.service is None else self.service.name, ended)
+        self.access_log.write(exchange, ended)
+        if self.traces is not None:
+            self.traces.take(exchange, None if self.service is None else self.service.name, ended)
 
     @property
     def n_live(self) -> int:
@@ -178,6 +180,8 @@ class App:
         """Read the body, do what is asked, and answer. on_thread: it takes long for a small body too. queues: only if
         there is room for it with the engines.
         """
+        if queues and exchange.announces_more_than(SMALL):
+            self._turn_away(exchange, any_type)
         raw = await self.read_body(exchange, any_type)
         service = self.require_service()
         if self.draining:
@@ -185,12 +189,23 @@ class App:
 
         async def work() -> None:
             prepare = partial(_prepare, act, read, exchange, service, raw)
-            in_place = len(raw) < SMALL and not on_thread
+            in_place = len(raw) < IN_PLACE and not on_thread
             with self._knock(exchange, service) if queues else nullcontext():
                 answer = prepare() if in_place else await self._threads.run(prepare, len(raw))
             await answer()
 
         await exchange.while_connected(work())
+
+    def _turn_away(self, exchange: Exchange, any_type: bool) -> None:
+        """Raises Overloaded if the door is full, or InvalidRequest for what the header says of the body.
+
+        A body that was not read costs a client its connection, so small ones are.
+        """
+        exchange.check_head(self.config.max_body_bytes, any_type)
+        if self.service is not None and not is_inside(exchange.scope):
+            refusal = self.service.door.turn_away(caller_of(exchange))
+            if refusal is not None:
+                raise refusal
 
     def _knock(self, exchange: Exchange, service: Service) -> AbstractContextManager[None]:
         """Lines of batches have a queue of their own."""
@@ -236,8 +251,8 @@ class App:
             await self.batches.close()
         if self.files is not None:
             self.files.close()
-        if self._traces is not None:
-            await asyncio.to_thread(self._traces.close)
+        if self.traces is not None:
+            await asyncio.to_thread(self.traces.close)
         self._threads.close()
         if self.service is not None:
             self.service.close()
@@ -282,9 +297,9 @@ class App:
         await exchange.send_error(error, headers)
 
     def _check_key(self, exchange: Exchange) -> None:
-        if not self._keys or is_inside(exchange.scope):
+        if not self.keys or is_inside(exchange.scope):
             return
-        exchange.key = self._keys.find(exchange.header(b"authorization"))
+        exchange.key = self.keys.find(exchange.header(b"authorization"))
         if exchange.key is None:
             message = "send the API key in the header Authorization: Bearer"
             raise InvalidRequest(None, message, code="invalid_api_key", status=401)

@@ -1,5 +1,6 @@
 """Door: who may come in. A request that would only make a long queue longer is told at once when to come back.
 
+    door.turn_away(caller)                          by its header alone: no room for any, or None
     with door.knock(caller): ...                    before work is spent on it, and while its tokens are counted
     door.check(requests, seconds passed, caller)    once they are
     door.enter(request), begun(id), left(id)        what becomes of it
@@ -12,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,9 +30,9 @@ LEAST_QUEUE_TOKENS = 2**20  # prompt tokens that may wait in any case: as many r
 FIRST_RETRY = 1.0  # s, while nothing is known of how quickly the engines work
 LONGEST_RETRY = 60.0  # s; clients do not wait for longer
 KEEP_SECONDS = 2.0  # for which room is kept for who was told to come back now
-LOOK_SECONDS = 0.25  # for which a forecast holds
+LOOK_SECONDS = 0.5  # for which a forecast holds
 MARGIN = 1.5  # what a deadline must leave, by the estimate: others come, and the machine has other work
-_OVER = "too many requests wait already: come back when the header Retry-After says"
+OVER = "too many requests wait already: come back when the header Retry-After says"
 
 
 class Overloaded(InvalidRequest):
@@ -96,11 +97,18 @@ class Door:
     def n_waiting(self) -> int:
         return len(self._waiting)
 
+    def turn_away(self, caller: Caller) -> Overloaded | None:
+        """What a request is told whose header alone is known, if there is no room for any. Cheap: it is asked for every
+        request, and under overload most of them are sent away.
+        """
+        return self._refusal(caller) if self._is_full(1, 0, 0, self._n_knocked, caller) else None
+
     @contextmanager
     def knock(self, caller: Caller) -> Iterator[None]:
         """While a request is read and its tokens are counted. Raises Overloaded if there is no room for any."""
-        if self._is_full(1, 0, 0, self._n_knocked, caller):
-            raise self._refusal(caller)
+        refusal = self.turn_away(caller)
+        if refusal is not None:
+            raise refusal
         self._n_knocked += 1
         try:
             yield
@@ -149,8 +157,10 @@ class Door:
         if not n_before:
             n, n_tokens = 1, 0
         most = self.bounds.n_requests
+        if n_before + n - n_free > most or self.waiting_tokens + n_tokens > self.bounds.n_tokens:
+            return True
         kept = 0 if self._due(caller) is not None else min(self._n_due(), most // 2)
-        return n_before + kept + n - n_free > most or self.waiting_tokens + n_tokens > self.bounds.n_tokens
+        return n_before + kept + n - n_free > most
 
     def _fits(self, n_slots: int) -> bool:
         return self._n_reserved + n_slots <= self._n_slots
@@ -158,7 +168,7 @@ class Door:
     def _due(self, caller: Caller) -> int | None:
         """Which promise that is due a caller may take, if any."""
         now = self._clock()
-        self._promises = [promise for promise in self._promises if promise[0] + KEEP_SECONDS > now]
+        self._forget_promises(now)
         if caller.comes_back is False:
             return None
         for index, (due, who) in enumerate(self._promises):
@@ -169,8 +179,13 @@ class Door:
         return None
 
     def _n_due(self) -> int:
-        now = self._clock()
-        return sum(due <= now for due, _ in self._promises)
+        return bisect_right(self._promises, self._clock(), key=_due_at)
+
+    def _forget_promises(self, now: float) -> None:
+        """Those that were due too long ago."""
+        n_over = bisect_right(self._promises, now - KEEP_SECONDS, key=_due_at)
+        if n_over:
+            del self._promises[:n_over]
 
     def _redeem(self, caller: Caller) -> None:
         if self._promises and (index := self._due(caller)) is not None:
@@ -179,7 +194,7 @@ class Door:
     def _refusal(self, caller: Caller, n_tokens: int = 0) -> Overloaded:
         """What to tell: the first time that was not promised to another."""
         now, found = self._clock(), self._look_ahead()
-        self._promises = [promise for promise in self._promises if promise[0] + KEEP_SECONDS > now]
+        self._forget_promises(now)
         number = len(self._promises) + self._n_before_tokens_fit(n_tokens)
         if found is None:
             seconds = FIRST_RETRY * (1 + number / self._places)
@@ -188,8 +203,8 @@ class Door:
         else:
             seconds = math.inf
         if seconds > LONGEST_RETRY:  # nobody waits for so long, and they should not all come at once
-            return Overloaded(_OVER, "overloaded", self._draw(LONGEST_RETRY / 2, LONGEST_RETRY))
-        refusal = Overloaded(_OVER, "overloaded", seconds)
+            return Overloaded(OVER, "overloaded", self._draw(LONGEST_RETRY / 2, LONGEST_RETRY))
+        refusal = Overloaded(OVER, "overloaded", seconds)
         insort(self._promises, (now + refusal.retry_after, caller.who))
         return refusal
 
@@ -255,3 +270,7 @@ class Door:
         if terms.between_tokens is not None and self._running and between > terms.between_tokens:
             message = f"tokens are further apart now than {BETWEEN_TOKENS} asks for, and the request is not begun"
             raise Overloaded(message, "deadline_unreachable", between, BETWEEN_TOKENS)
+
+
+def _due_at(promise: tuple[float, str]) -> float:
+    return promise[0]

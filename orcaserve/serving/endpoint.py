@@ -166,6 +166,12 @@ class _Endpoint:
             "%s: context %d tokens; max_bs (--max-num-seqs) %d, n_slots (K/V tokens) %d, n_workers %d",
             service.name, facts.context_length, facts.max_bs, facts.n_slots, facts.n_workers,
         )  # fmt: skip
+        if facts.window is not None:
+            _log.info(
+                "all layers look %d tokens back: older keys and values are released, and texts that may outgrow that "
+                "share no prefixes (docs/scheduling.md)",
+                facts.window,
+            )
         if (n_replicas := len(service.client.replicas)) > 1:
             _log.info("%d replicas (--data-parallel-size), each with so many", n_replicas)
         _log.info("ready on %s  (web page: /, API: /docs, metrics: /metrics)", _url(self._listener))
@@ -178,7 +184,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=partial(HttpProtocol, write_timeout=write_timeout),  # type: ignore[arg-type]
+                http=partial(HttpProtocol, write_timeout=write_timeout, turn_away=app.porter.turn_away),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 log_config=None,

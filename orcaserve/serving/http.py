@@ -67,6 +67,11 @@ def new_id(prefix: str) -> str:
     return f"{prefix}-{secrets.token_hex(12)}"
 
 
+def client_id_in(given: str | None) -> str | None:
+    """The name that a client gave its request in the header x-request-id, if it may be repeated."""
+    return given if given is not None and _CLIENT_ID.fullmatch(given) else None
+
+
 def openai_form(error: InvalidRequest) -> dict[str, Any]:
     return error_object(error.status, error.message, error.code, error.field)
 
@@ -158,8 +163,14 @@ class Exchange:
 
     @property
     def client_id(self) -> str | None:
-        given = self.header(b"x-request-id") or ""
-        return given if _CLIENT_ID.fullmatch(given) else None
+        return client_id_in(self.header(b"x-request-id"))
+
+    def announces_more_than(self, n_bytes: int) -> bool:
+        """Whether the body is larger, or may be, or its sender wants to be asked for it first."""
+        announced = self.header(b"content-length")
+        if announced is None:
+            return self._unread
+        return self.header(b"expect") is not None or not announced.isdigit() or int(announced) > n_bytes
 
     def name_ignored(self, names: list[str]) -> None:
         """Say in a header which fields of the request have no effect. Raises InvalidRequest in strict mode."""
@@ -172,19 +183,22 @@ class Exchange:
         if shown:
             self.extra_headers.append((b"x-orcaserve-ignored-fields", ", ".join(shown).encode()))
 
+    def check_head(self, max_bytes: int, any_type: bool = False) -> None:
+        """Whether what the header says of the body will do. Raises InvalidRequest as read_body."""
+        _check_content_headers(self, any_type)
+        self._check_length(max_bytes)
+
     async def read_body(self, max_bytes: int, seconds: float, any_type: bool = False) -> bytes:
         """The body, announced as JSON, or as anything by a client that is no browser.
 
         Raises InvalidRequest with the right status, or Disconnected.
         """
-        _check_content_headers(self, any_type)
+        self.check_head(max_bytes, any_type)
         return b"".join([part async for part in self.read_parts(max_bytes, seconds)])
 
     async def read_parts(self, max_bytes: int, seconds: float) -> AsyncIterator[bytes]:
         """The body as it comes, whatever it is. Raises as read_body."""
-        announced = self.header(b"content-length")
-        if announced is not None and announced.isdigit() and int(announced) > max_bytes:
-            raise _too_large(max_bytes)
+        self._check_length(max_bytes)
         size = 0
         self._read_until = asyncio.get_running_loop().time() + seconds
         more = True
@@ -207,6 +221,11 @@ class Exchange:
             self._unread = more
             yield part
         self.arrival = time.monotonic()
+
+    def _check_length(self, max_bytes: int) -> None:
+        announced = self.header(b"content-length")
+        if announced is not None and announced.isdigit() and int(announced) > max_bytes:
+            raise _too_large(max_bytes)
 
     def stop_reading(self) -> None:
         """A body that is still arriving has run out of time."""

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from orcaserve.serving.http import CONNECTION, encode_json, error_object, new_id
 
 MAX_HEADER_BYTES = 16 * 1024
 HEADER_SECONDS = 10.0
+
+
+TurnAway = Callable[[bytes, Sequence[tuple[bytes, bytes]], tuple[str, int] | None], bytes | None]
+_TOO_MANY = STATUS_LINE[429]
 
 
 class _Refused(Exception):
@@ -24,11 +29,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     One request at a time: what is sent before the answer to the last one is complete makes that answer the last, and
     is not read. What the client does not take within `write_timeout` seconds ends the connection.
+
+    turn_away: asked for every POST; what it answers is written with the status 429, and the application is not told.
     """
 
-    def __init__(self, *args: Any, write_timeout: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, write_timeout: float, turn_away: TurnAway, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._write_timeout = write_timeout
+        self._turn_away = turn_away
+        self._discards = False  # the rest of a request that was turned away
         self._overhead = 0  # bytes since the connection's start, or since the last byte of a body
         self._in_header = True  # of the current request or the next
         self._over = False  # nothing is read any more
@@ -60,6 +69,8 @@ class HttpProtocol(HttpToolsProtocol):
         # A header that does not end, trailers, the extensions of chunks.
         if self._overhead > MAX_HEADER_BYTES and not self._over:
             self._refuse(431, f"the header must be at most {MAX_HEADER_BYTES} bytes")
+        if self._discards and self._header_timer is None and not self._over:
+            self._arm_header()  # for the rest of the body too
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -81,16 +92,24 @@ class HttpProtocol(HttpToolsProtocol):
             raise _Refused
         self._in_header = False
         self._overhead = 0
-        super().on_headers_complete()
+        self._discards = self._is_turned_away()
+        if not self._discards:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._overhead = 0
-        super().on_body(body)
+        if not self._discards:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._overhead = 0
         self._in_header = True
-        super().on_message_complete()
+        if self._discards:
+            self._discards = False
+            self._disarm_header()
+            self.on_response_complete()
+        else:
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         if not self._over:
@@ -128,6 +147,22 @@ class HttpProtocol(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         self._close()
+
+    def _is_turned_away(self) -> bool:
+        """Whether this request has its answer already. Who does not read answers, or does not keep its connection, is
+        left to those who can wait and close.
+        """
+        parser = self.parser
+        if parser.get_method() != b"POST" or self.flow.write_paused or self.transport.is_closing():
+            return False
+        if not parser.should_keep_alive():
+            return False
+        answer = self._turn_away(self.url, self.headers, self.client)
+        if answer is None:
+            return False
+        own = b"".join([b"%b: %b\r\n" % header for header in self.server_state.default_headers])
+        self.transport.write(_TOO_MANY + own + answer)
+        return True
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -168,7 +203,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._header_timer = None
 
     def _too_slow(self) -> None:
-        if self._overhead:
+        if self._overhead and not self._discards:
             self._refuse(408, f"the header did not arrive within {HEADER_SECONDS:g} seconds")
         else:
             self._over = True

@@ -35,6 +35,7 @@ from orcaserve.serving import (
     json_body,
     messages,
     ongoing,
+    porter,
     prompts,
     query,
     schedule_watch,
@@ -96,6 +97,8 @@ LIMITS = (
     Limit("fields of a query", _n(query.MAX_QUERY_FIELDS), "400"),
     # Bodies
     Limit("body of JSON", _bytes(_SERVING.max_body_bytes), f"413, drained {_seconds(http.DRAIN_SECONDS)}, close"),
+    Limit("body of a request that is refused with 429, which is passed over so that the connection stays",
+          _bytes(porter.SMALL), "429, close"),
     Limit("time for a body", _seconds(_SERVING.body_timeout), "408, close"),
     Limit("depth of a body", _n(json_body.MAX_DEPTH), "400"),
     Limit("strings, lists and objects of a body", _n(json_body.MAX_PARTS), "400"),
@@ -134,7 +137,10 @@ LIMITS = (
         "several choices",
         _n(fields.MAX_WORK), "400",
     ),
-    Limit("prompt tokens + tokens to generate, of a choice", "the context, and the K/V region", "400"),
+    Limit(
+        "prompt tokens + tokens to generate, of a choice",
+        "the context, and the K/V region unless windows release it", "400",
+    ),
     Limit("stop strings", _n(sampling.MAX_STOPS), "400"),
     Limit("characters of a stop string", _n(sampling.MAX_STOP_LENGTH), "400"),
     Limit("`logit_bias` entries", _n(sampling.MAX_LOGIT_BIAS), "400"),

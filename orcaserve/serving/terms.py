@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orcaserve.config import ApiKey
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.terms import MAX_PRIORITY, MAX_SECONDS, MIN_PRIORITY, Terms
 from orcaserve.serving.http import Exchange
@@ -37,9 +38,13 @@ class Caller:
 
 
 def caller_of(exchange: Exchange) -> Caller:
-    times = exchange.header(RETRY_COUNT.encode())
+    return caller_by(exchange.key, exchange.header(RETRY_COUNT.encode()), exchange.scope.get("client"))
+
+
+def caller_by(key: ApiKey | None, times: str | None, peer: tuple[str, int] | None) -> Caller:
+    """By the key that came with it, the header RETRY_COUNT, and the address it came from."""
     comes_back = times.strip("0") != "" if times is not None and _COUNT.fullmatch(times) else None
-    return Caller(_address(exchange) if exchange.key is None else exchange.key.name, comes_back)
+    return Caller(_address_in(peer) if key is None else key.name, comes_back)
 
 
 def headers_of_terms(exchange: Exchange) -> list[tuple[bytes, bytes]]:
@@ -76,7 +81,10 @@ def name_of(exchange: Exchange, terms: Terms) -> str:
 
 
 def _address(exchange: Exchange) -> str:
-    peer = exchange.scope.get("client")
+    return _address_in(exchange.scope.get("client"))
+
+
+def _address_in(peer: tuple[str, int] | None) -> str:
     return str(peer[0]) if peer else _UNIX_SOCKET
 
 

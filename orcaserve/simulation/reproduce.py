@@ -51,7 +51,9 @@ def reproduce(log: Log) -> Reproduction:
     prefixes = RecordedPrefixes(settings.page_size, settings.shareable) if settings.prefix_caching else None
     if prefixes is not None and not log.whole:  # what was kept from before it begins is not known
         return Reproduction(0, None, n_left_out)
-    scheduler = Scheduler(settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy, prefixes)
+    scheduler = Scheduler(
+        settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy, prefixes, settings.window
+    )
     texts = RecordedTexts(events, settings.page_size) if prefixes is not None else None
     requests: dict[int, Request] = {}
     in_flight: dict[int, Batch] = {}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from orcaserve.core import ConfigError, Request, SamplingParams
+from orcaserve.core.window import window_for
 from orcaserve.scheduler.policies import PolicySettings, SchedulingPolicy, make_policy
 from orcaserve.scheduler.scheduler import Scheduler
 from orcaserve.simulation.cost import CostModel
@@ -19,7 +20,7 @@ from orcaserve.workload import Arrival
 class Setting:
     """cost: of an iteration, which also says how many batches are in flight. The quantities of Algorithm 1: n_slots and
     max_bs. longest: tokens of the longest request that the model can run. policy: by its name, with what is
-    request-level's or iteration-level's alone; see orcaserve/scheduler/policies/registry.py.
+    request-level's or iteration-level's alone; see orcaserve/scheduler/policies/registry.py. window: of the model.
     """
 
     cost: CostModel
@@ -33,11 +34,13 @@ class Setting:
     fairness: str = "none"
     batched_tokens: int | None = None
     target_itl: float | None = None
+    window: int | None = None
 
     def check(self) -> None:
         """Raises ConfigError if the policy could run nothing at all."""
-        n_least = self._policy(()).most(Request(0, [0], SamplingParams(max_tokens=1)))
-        if n_least > self.n_slots - self.n_slots % self.page_size:
+        smallest = Request(0, [0], SamplingParams(max_tokens=1))
+        if not self._scheduler(()).could_ever_fit(smallest):
+            n_least = self._policy(()).most(smallest)
             text = f"{self.policy} reserves {n_least} slots for each request and there are {self.n_slots}"
             raise ConfigError("--scheduling-policy", text)
 
@@ -48,10 +51,13 @@ class Setting:
         pipeline: Pipeline | None = None,
     ) -> Outcome:
         """Serve a workload. pipeline: a fresh one of this setting's cost, if its blocks are wanted afterwards."""
-        scheduler = Scheduler(
-            self.n_slots, self.max_bs, self.cost.n_workers, self.page_size, policy=self._policy(arrivals)
+        return simulate(arrivals, self._scheduler(arrivals), pipeline or Pipeline(self.cost), on_progress)
+
+    def _scheduler(self, arrivals: Sequence[Arrival]) -> Scheduler:
+        window = window_for(self.window, self.n_slots, self.page_size)
+        return Scheduler(
+            self.n_slots, self.max_bs, self.cost.n_workers, self.page_size, self._policy(arrivals), window=window
         )
-        return simulate(arrivals, scheduler, pipeline or Pipeline(self.cost), on_progress)
 
     def _policy(self, arrivals: Sequence[Arrival]) -> SchedulingPolicy:
         def n_output(request: Request) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, EngineFacts
+from orcaserve.core.window import most_slots, window_for
 from orcaserve.model.rope import BY_LENGTH
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.memory import choose_n_slots
@@ -16,6 +17,14 @@ def context_length(config: EngineConfig, spec: ModelSpec) -> int:
     if wanted is not None and wanted > trained:
         raise ConfigError("--max-model-len", f"the model was trained for {trained} tokens, not {wanted}")
     return wanted or trained
+
+
+def window_of(config: EngineConfig, spec: ModelSpec) -> int | None:
+    """How many tokens back anybody looks, if every layer has a window and a request can grow past the largest; else
+    None: a page holds a token's keys and values of all layers, so one that sees all keeps all."""
+    if not spec.windows or not all(spec.windows) or max(spec.windows) >= context_length(config, spec):
+        return None
+    return max(spec.windows)
 
 
 def check_deterministic(config: EngineConfig, spec: ModelSpec) -> None:
@@ -38,7 +47,10 @@ def n_slots_for(config: EngineConfig, spec: ModelSpec, slot_bytes: int, free_byt
 
     Raises ConfigError if it does not fit.
     """
-    most_useful = config.scheduler.max_bs * context_length(config, spec)
+    longest, window = context_length(config, spec), window_of(config, spec)
+    if window is not None:
+        longest = min(longest, most_slots(window, config.kv.page_size))
+    most_useful = config.scheduler.max_bs * longest
     free = available_memory() if free_bytes is None else free_bytes
     return choose_n_slots(config.kv, slot_bytes, free, most_useful, config.parallel.data_parallel_size)
 
@@ -59,5 +71,6 @@ def engine_facts(config: EngineConfig, spec: ModelSpec, n_slots: int) -> EngineF
         max_bs=config.scheduler.max_bs,
         n_workers=config.parallel.pipeline_parallel_size,
         eos_ids=spec.eos_ids,
+        window=window_for(window_of(config, spec), n_slots, config.kv.page_size),
         shareable=spec.rope.trained_length if spec.rope is not None and spec.rope.kind in BY_LENGTH else None,
     )

@@ -53,9 +53,10 @@ class Worker:
     ) -> Worker:
         """Give a loaded backend its K/V region, and its adapters if it has not got them."""
         adapters = adapters or LoadedAdapters.begin(backend, config)
-        kv = KVManager(n_slots, config.kv.page_size)
+        facts = engine_facts(config, backend.spec, n_slots)
+        kv = KVManager(n_slots, config.kv.page_size, facts.window)
         backend.allocate(kv.n_pages)
-        return cls(backend, kv, engine_facts(config, backend.spec, n_slots), adapters)
+        return cls(backend, kv, facts, adapters)
 
     @property
     def progress(self) -> int:
@@ -63,7 +64,8 @@ class Worker:
         return self._backend.progress
 
     def run(self, batch: Batch) -> IterationResult:
-        """One iteration: drop, extend, forward, sample. What is wrong with one entry fails that request alone."""
+        """One iteration: drop, extend, forward, sample, release what no window reaches any more. What is wrong with one
+        entry fails that request alone."""
         started = time.perf_counter()
         for request_id in batch.drops:
             self._kv.drop(request_id)
@@ -99,6 +101,7 @@ class Worker:
         if runnable:
             tokens, failed, logprobs = self._iterate(runnable, chosen_for, shares)
             failures |= failed
+            self._kv.leave_behind([entry.request_id for entry in runnable])
         if len(chosen_for) < len(batch.entries):
             by_id = {entry.request_id: token for entry, token in zip(chosen_for, tokens, strict=True)}
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]

@@ -11,7 +11,7 @@ from orcaserve.checkpoint.dequantise import dequantise, is_finite
 from orcaserve.core.errors import UnsupportedModel
 
 OURS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
-THEIRS = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_S", "TQ1_0", "MXFP4"]
+THEIRS = ["Q4_K", "Q2_K", "Q3_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ3_S", "TQ1_0", "MXFP4"]
 
 
 @pytest.mark.parametrize("kind", OURS)

@@ -86,6 +86,7 @@ facts = st.builds(
     max_bs=counts,
     n_workers=counts,
     eos_ids=st.frozensets(token_ids, max_size=4),
+    window=st.none() | st.integers(2, 2**31),
 )
 
 

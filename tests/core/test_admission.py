@@ -10,8 +10,8 @@ from orcaserve.core import CannotFit, EngineFacts, Grammar, InvalidRequest, Samp
 from orcaserve.core.admission import check_output, check_request, fan_out
 
 
-def facts(context_length: int = 100, n_slots: int = 64) -> EngineFacts:
-    return EngineFacts("m", 10, context_length, n_slots, max_bs=4, n_workers=1, eos_ids=frozenset({9}))
+def facts(context_length: int = 100, n_slots: int = 64, window: int | None = None) -> EngineFacts:
+    return EngineFacts("m", 10, context_length, n_slots, max_bs=4, n_workers=1, eos_ids=frozenset({9}), window=window)
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,13 @@ def test_input_and_output_together_must_fit(context_length: int, n_slots: int, l
     with pytest.raises(CannotFit) as refusal:
         check_request([1] * 64, SamplingParams(max_tokens=1), model)
     assert refusal.value.field == "prompt"
+
+
+def test_with_windows_a_text_may_be_longer_than_the_region() -> None:
+    model = facts(100, 64, window=20)
+    check_request([1] * 90, SamplingParams(max_tokens=10), model)
+    with pytest.raises(CannotFit, match="the context length holds 100"):
+        check_request([1] * 90, SamplingParams(max_tokens=11), model)
     check_request([1] * 64, SamplingParams(max_tokens=0), model)
 
 

@@ -11,6 +11,10 @@ def test_longest_request_is_bounded_by_context_and_by_slots() -> None:
     assert longest(context_length=50, n_slots=64) == 50
 
 
+def test_with_windows_only_the_context_bounds_it() -> None:
+    assert EngineFacts("m", 10, 100, 64, max_bs=4, n_workers=1, window=20).longest_request == 100
+
+
 def test_cannot_fit_is_an_invalid_request_with_openais_code() -> None:
     error = CannotFit("max_tokens", "too long")
     assert isinstance(error, InvalidRequest) and isinstance(error, OrcaServeError)

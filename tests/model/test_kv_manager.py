@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from orcaserve.core import Request, SamplingParams
+from orcaserve.core import BatchEntry, Phase, Request, SamplingParams
+from orcaserve.core.window import window_for
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.model.layout import Int32s
 from orcaserve.model.reference.kv_region import KVRegion
 from orcaserve.model.spec import ModelSpec
 from orcaserve.scheduler.slot_ledger import SlotLedger
+from orcaserve.scheduler.windowed_ledger import WindowedLedger
 
 LAYERS, KV_HEADS, DIM = 2, 2, 3
 NOBODY = Request(10**6, [0], SamplingParams())
@@ -28,10 +30,18 @@ def table(kv: KVManager, request_id: int) -> Int32s:
 class Managed(RuleBasedStateMachine):
     """Scheduler's ledger and manager side by side, as the engine drives them: reserve, extend within it, drop."""
 
-    @initialize(n_slots=st.integers(8, 64), page_size=st.sampled_from([1, 3, 4, 8]), bf16=st.booleans())
-    def start(self, n_slots: int, page_size: int, bf16: bool) -> None:
-        self.ledger = SlotLedger(n_slots, page_size)
-        self.kv = KVManager(n_slots, page_size)
+    @initialize(
+        n_slots=st.integers(8, 64),
+        page_size=st.sampled_from([1, 3, 4, 8]),
+        bf16=st.booleans(),
+        window=st.none() | st.integers(1, 20),
+    )
+    def start(self, n_slots: int, page_size: int, bf16: bool, window: int | None) -> None:
+        self.window = window_for(window, n_slots, page_size)
+        self.ledger = (
+            SlotLedger(n_slots, page_size) if self.window is None else WindowedLedger(n_slots, page_size, self.window)
+        )
+        self.kv = KVManager(n_slots, page_size, self.window)
         self.region = KVRegion(SPEC, self.kv.n_pages, page_size, "bfloat16" if bf16 else "float32")
         self.reserved: dict[int, int] = {}
         self.expected: dict[int, Tensor] = {}  # request -> [tokens, layers, K and V, kv heads, dim]
@@ -39,8 +49,9 @@ class Managed(RuleBasedStateMachine):
 
     @rule(max_tokens=st.integers(1, 40))
     def admit(self, max_tokens: int) -> None:
-        if self.ledger.fits(NOBODY, max_tokens):
-            self.ledger.reserve(Request(self.next_id, [0], SamplingParams()), max_tokens)
+        request = Request(self.next_id, [0] * -(-max_tokens // 2), SamplingParams())  # half of it is input
+        if self.ledger.fits(request, max_tokens):
+            self.ledger.reserve(request, max_tokens)
             self.reserved[self.next_id] = max_tokens
             self.expected[self.next_id] = torch.empty(0, LAYERS, 2, KV_HEADS, DIM)
             self.next_id += 1
@@ -50,14 +61,22 @@ class Managed(RuleBasedStateMachine):
     def append(self, data: st.DataObject, n_tokens: int) -> None:
         request = data.draw(st.sampled_from(sorted(self.reserved)))
         done = len(self.expected[request])
-        n_tokens = min(n_tokens, self.reserved[request] - done)
+        n_input = -(-self.reserved[request] // 2)
+        n_tokens = min(n_tokens, max(n_input - done, 1), self.ledger.room(request), self.reserved[request] - done)
         if n_tokens == 0:
+            assert done == self.reserved[request], "nothing is set aside for its next token"
             return
         self.kv.extend(request, n_tokens)  # whatever others hold, this never lacks memory
         new = torch.randn(n_tokens, LAYERS, 2, KV_HEADS, DIM).to(self.region.dtype)
         for layer in range(LAYERS):
             self.region.write(layer, table(self.kv, request), done, new[:, layer, 0], new[:, layer, 1])
         self.expected[request] = torch.cat([self.expected[request], new])
+        phase = Phase.INITIATION if done < n_input else Phase.INCREMENT
+        n_to_come = max(n_input - done - n_tokens, 0)
+        params = SamplingParams() if phase is Phase.INITIATION and not n_to_come else None
+        self.ledger.fill([BatchEntry(request, phase, [0] * n_tokens, done, params, n_to_come=n_to_come)])
+        self.kv.leave_behind([request])
+        assert len(self.kv.pages(request)) * self.kv.page_size <= self.ledger.reserved_by(request)
 
     @precondition(lambda self: self.reserved)
     @rule(data=st.data(), twice=st.booleans())
@@ -85,10 +104,11 @@ class Managed(RuleBasedStateMachine):
             assert self.kv.n_tokens(request) == len(expected)
             if len(expected) == 0:
                 continue
+            first = 0 if self.window is None else max(len(expected) - self.window + 1, 0)  # that the next token reads
             for layer in range(LAYERS):
-                keys, values = self.region.read(layer, table(self.kv, request), len(expected))
-                assert torch.equal(keys, expected[:, layer, 0].to(self.region.dtype))
-                assert torch.equal(values, expected[:, layer, 1].to(self.region.dtype))
+                keys, values = self.region.read(layer, table(self.kv, request), len(expected), first)
+                assert torch.equal(keys, expected[first:, layer, 0].to(self.region.dtype))
+                assert torch.equal(values, expected[first:, layer, 1].to(self.region.dtype))
 
     def teardown(self) -> None:
         if hasattr(self, "kv"):
@@ -132,12 +152,37 @@ def test_lay_out_places_new_tokens_after_earlier_ones() -> None:
     assert [kv.n_tokens(request) for request in (7, 8, 9)] == [6, 3, 3]
 
 
+def test_places_of_pages_that_were_left_name_the_first_that_is_there() -> None:
+    """So a kernel that reads a masked key stays within the region, and within the request."""
+    kv = KVManager(32, 4, window=6)
+    kv.extend(1, 9)
+    kv.leave_behind([1])
+    first = kv.page_tables([1])[0].tolist()
+    assert first[0] == first[1] and kv.n_used == 2  # the next token reads 4 .. 9
+    kv.extend(2, 3)
+    assert kv.pages(2)[0] not in kv.pages(1)
+    kv.extend(1, 5)
+    assert kv.page_tables([1])[0].tolist() == [*first, kv.pages(1)[-1]]
+    kv.leave_behind([1, 2])
+    second = kv.page_tables([1])[0].tolist()
+    assert second == [first[2], first[2], first[2], kv.pages(1)[-1]] and len(kv.pages(1)) == 2
+    assert kv.n_tokens(1) == 14
+    kv.drop(1)
+    kv.drop(2)
+    assert kv.n_used == 0
+
+
 def test_growth_without_a_reservation_is_our_own_mistake() -> None:
     kv = KVManager(8, 4)
     kv.extend(1, 5)
     with pytest.raises(AssertionError, match="without a reservation"):
         kv.extend(2, 1)
     assert (kv.n_used, kv.n_tokens(2)) == (2, 0)
+
+
+def test_a_window_of_one_token_would_leave_the_newest_page() -> None:
+    with pytest.raises(ValueError, match="window must be at least 2"):
+        KVManager(8, 4, window=1)
 
 
 def test_unknown_requests() -> None:

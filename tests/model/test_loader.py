@@ -80,7 +80,8 @@ def test_unsupported_kinds_are_named(changed: Any, tmp_path: Path) -> None:
         ({"model_type": ["llama"]}, ("llama",)),
         ({"hidden_act": "mish"}, ("mish", "silu")),
         ({"rope_parameters": {"rope_type": "spiral"}}, ("spiral", "yarn")),
-        ({"quantization_config": {"quant_method": "awq"}}, ("quantization_config",)),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, ("quantization_config", "bitsandbytes", "awq")),
+        ({"quantization_config": ["gptq"]}, ("quantization_config", "gptq")),
         ({"num_local_experts": 8}, ("num_local_experts",)),
     ]:
         refused(changed(lambda c, t, change=change: c.update(change)), *words, error=UnsupportedModel)

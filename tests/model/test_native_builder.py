@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orcaserve.checkpoint.dequantise import dequantise
 from orcaserve.model.loader import ModelFiles
 from orcaserve.native._kernels import Team
 from orcaserve.native.builder import NativeBuilder, RowFormat, row_bytes
@@ -40,6 +41,41 @@ def test_four_bit_blocks_stay_exact(
         assert np.array_equal(unpack(ours), unpack(theirs))
         assert (ours.bias is None) == (theirs.bias is None)
         assert ours.bias is None or np.array_equal(ours.bias, theirs.bias)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_q4_k_keeps_its_numbers_and_rounds_its_scales(
+    family: str, tiny_llama: Any, save_gguf: Any, tmp_path: Path
+) -> None:
+    """To float16: 15 scales and a minimum by at most 2^-11 of themselves. Rows are put in order as whole rows."""
+    save_gguf(tiny_llama(family, tie_word_embeddings=False, **WIDE), tmp_path / "model.gguf", "Q4_K")
+    packed, floats = (load(tmp_path / "model.gguf", quantization) for quantization in ("int4", "none"))
+    for ours, theirs in zip(matrices(packed), matrices(floats), strict=True):
+        assert ours.format == Format.INT4
+        actual, expected = (unpack(m).reshape(-1, 32) for m in (ours, theirs))
+        least, most = expected.min(1), expected.max(1)
+        assert (np.abs(actual - expected).max(1) <= 2.0**-11 * (2 * np.abs(least) + 2 * np.abs(most) + 1e-4)).all()
+    format, rows = packed.embedding
+    assert format is RowFormat.Q4_1
+    table = np.empty((131, 256), np.float32)
+    dequantise("Q4_1", rows.reshape(-1), table.reshape(-1))
+    whole = floats.embedding[1].view(np.float32)
+    assert np.abs(table - whole).max() <= 2.0**-10 * np.abs(whole).max()
+
+
+def test_a_file_as_mixed_as_q4_k_m(tiny_llama: Any, save_gguf: Any, tmp_path: Path) -> None:
+    """What has more than four bits is held in eight; a matrix that is several tensors goes by the finest of them."""
+    kinds = {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "embed": "Q4_K"}
+    model = tiny_llama(tie_word_embeddings=False, num_hidden_layers=1, **WIDE)
+    save_gguf(model, tmp_path / "model.gguf", "Q4_K", kinds=kinds)
+    auto, int4 = (load(tmp_path / "model.gguf", quantization) for quantization in ("auto", "int4"))
+    assert {matrix.format for matrix in matrices(auto)} == {Format.INT8}
+    formats = [matrix.format for matrix in matrices(int4)]
+    assert formats == [Format.INT8, Format.INT8, Format.INT4, Format.INT4, Format.INT8]  # head, qkv, out, up, down
+    assert (auto.embedding[0], int4.embedding[0]) == (RowFormat.F32, RowFormat.Q4_1)
 
 
 def test_a_file_of_several_kinds(tiny_llama: Any, save_gguf: Any, tmp_path: Path) -> None:

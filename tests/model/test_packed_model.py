@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from quantised_folders import awq, compressed
 
 from orcaserve.checkpoint.converted import WEIGHTS
 from orcaserve.core.errors import CheckpointError, ConfigError, UnsupportedModel
@@ -17,6 +18,11 @@ from orcaserve.native.model import NativeModel
 from orcaserve.native.packed_model import VERSION, load_packed
 
 FORMS = [("auto", "auto"), ("bfloat16", "none"), ("auto", "int8"), ("auto", "int4")]
+QUANTISED: dict[str, Any] = {
+    "awq": lambda source, root: awq(source, root, 32),
+    "w4a16": lambda source, root: compressed(source, root, 4, 32, symmetric=False),
+    "w8a8": lambda source, root: compressed(source, root, 8, "channel", packed=False),
+}
 BATCH = [(i, [(7 * i + j) % 131 for j in range(1 + 5 * i)]) for i in range(6)]
 
 
@@ -29,15 +35,19 @@ def mapped(native_model: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gguf"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gguf", "Q4_K", "awq", "w4a16", "w8a8"])
 def test_converted_is_direct_to_the_bit(
     family: str, form: tuple[str, str], native_model: Any, runner: Any, tiny_llama: Any, tiny_gpt2: Any,
     save_gguf: Any, tmp_path: Path,
 ) -> None:  # fmt: skip
     source = tmp_path / "source"
-    if family == "gguf":
-        source = tmp_path / "model.gguf"
-        save_gguf(tiny_llama(tie_word_embeddings=True), source, "Q4_1")
+    if family in QUANTISED:
+        tiny_llama().save_pretrained(source)
+        source = QUANTISED[family](source, tmp_path).folder
+    elif family in ("gguf", "Q4_K"):
+        source, wide = tmp_path / "model.gguf", {"hidden_size": 256, "intermediate_size": 256}
+        kind, options = ("Q4_1", {}) if family == "gguf" else ("Q4_K", {**wide, "num_attention_heads": 8})
+        save_gguf(tiny_llama(tie_word_embeddings=True, **options), source, kind)
     else:
         (tiny_gpt2() if family == "gpt2" else tiny_llama(attention_bias=True)).save_pretrained(source)
     direct = native_model(source, dtype=form[0], quantization=form[1])

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from quantised_folders import awq, compressed
 
 from orcaserve.core.errors import ConfigError, UnsupportedModel
 from orcaserve.model.kv_manager import KVManager
@@ -19,11 +20,19 @@ from orcaserve.model.loader import ModelFiles
 from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part, share
 from orcaserve.native._kernels import Team
+from orcaserve.native.builder import NativeBuilder
+from orcaserve.native.cutting import cut_inputs
 from orcaserve.native.exact_inputs import build_part, build_weights
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.model import NativeModel
+from orcaserve.native.packing import unpack
 from orcaserve.native.precision import choose_precision
 
+QUANTISED: dict[str, Any] = {
+    "awq": lambda source, root: awq(source, root, 32),
+    "w4a16": lambda source, root: compressed(source, root, 4, 64, symmetric=False),
+    "w8a8": lambda source, root: compressed(source, root, 8, "channel", packed=False),
+}
 BATCHES: list[list[tuple[int, list[int]]]] = [
     [(0, list(range(1, 40))), (1, [7, 8, 9])],
     [(0, [5]), (1, [6, 7]), (2, [100, 101, 102])],
@@ -185,6 +194,54 @@ def test_shards_of_integers(quantization: str, llama: Path) -> None:
     for batch, expected, rough in zip(BATCHES, exact, whole(llama, quantization), strict=True):
         error = np.sqrt(np.square(parts.step(batch) - expected).mean())
         assert error < 2 * np.sqrt(np.square(rough - expected).mean()) + 1e-3
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_shards_of_quantised_folders(form: str, tiny_llama: Any, tmp_path: Path) -> None:
+    """In floats they are the model with the plain weights; in integers, the shards of the same model's integers."""
+    sizes = {"hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 4, "num_key_value_heads": 2}
+    tiny_llama(num_hidden_layers=1, **sizes).save_pretrained(tmp_path / "source")
+    made = QUANTISED[form](tmp_path / "source", tmp_path)
+    parts, expected = Partitioned(made.folder, (), 2), whole(made.plain)[0]
+    assert np.allclose(parts.step(BATCHES[0]), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    four_bits = Partitioned(made.folder, (), 2, "int4").step(BATCHES[0])
+    rough = whole(made.folder, "int4")[0]
+    assert np.abs(four_bits - rough).max() < 0.3 * rough.std()
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
+def test_blocks_larger_than_a_shard(kind: str, tiny_llama: Any, save_gguf: Any, tmp_path: Path) -> None:
+    """Blocks of 256 are cut through by 2 and 3 shards: integers are packed from whole blocks, floats are refused."""
+    sizes = {"hidden_size": 768, "intermediate_size": 768, "num_attention_heads": 12, "num_key_value_heads": 6}
+    path = tmp_path / "model.gguf"
+    save_gguf(tiny_llama("qwen2", num_hidden_layers=1, tie_word_embeddings=False, **sizes), path, kind)
+    for quantization in ("int8", "int4"):
+        with ModelFiles(path) as files:
+            precision, team = choose_precision("float32", quantization, files.matrix_kinds), Team(2)
+            plain = files.load(NativeBuilder(precision, team)).layers[0]
+            for n in (2, 3):
+                parts = [Part(files.spec, range(1), shard, n) for shard in range(n)]
+                shards = [files.load_part(NativeBuilder(precision, team), part).layers[0] for part in parts]
+                columns = {"out": lambda p: range(p.heads.start * 64, p.heads.stop * 64), "down": lambda p: p.columns}
+                for name, of in columns.items():
+                    for part, shard in zip(parts, shards, strict=True):
+                        theirs, own = cut_inputs(getattr(plain, name), of(part)), getattr(shard, name)
+                        assert (theirs.format, len(of(part))) == (own.format, own.n_in)
+                        assert np.array_equal(unpack(theirs), unpack(own))
+    with ModelFiles(path) as files, pytest.raises(UnsupportedModel, match="blocks hold 256"):
+        build_part(files, choose_precision("float32", "none", {"F32"}), Team(1), Part(files.spec, range(1), 0, 2))
+    parts, rough, exact = Partitioned(path, (), 2, "int8"), whole(path, "int8")[0], whole(path)[0]
+    error = np.sqrt(np.square(parts.step(BATCHES[0]) - exact).mean())
+    assert error < 2 * np.sqrt(np.square(rough - exact).mean()) + 1e-3
+
+
+@pytest.mark.parametrize("form", QUANTISED)
+def test_blocks_of_quantised_folders_are_not_cut_through(form: str, tiny_llama: Any, tmp_path: Path) -> None:
+    """Three heads of 16 dimensions in each shard, blocks of 32."""
+    tiny_llama(num_hidden_layers=1, intermediate_size=192).save_pretrained(tmp_path / "source")
+    made = QUANTISED[form](tmp_path / "source", tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"o_proj.*blocks hold 32.*--tensor-parallel-size"):
+        Partitioned(made.folder, (), 2)
 
 
 @pytest.mark.parametrize("n_shards", [2, 3])

@@ -1,7 +1,8 @@
 """Scheduler and K/V manager side by side, with requests that share prefixes, down to what lies in every slot.
 
 What is written to a slot is the whole text up to its token. So whoever reads a page that was given to somebody else,
-that is not filled yet, that was written over or that belongs to another salt finds another text than its own.
+that is not filled yet, that was written over or that belongs to another salt finds another text than its own. With a
+window requests return pages on their way, and texts are longer than the region.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from orcaserve.core import Batch, CannotFit, FinishReason, IterationResult, Request, SamplingParams, Terms
+from orcaserve.core.window import window_for
 from orcaserve.model.kv_manager import KVManager
-from orcaserve.scheduler import RequestPool, Scheduler
+from orcaserve.scheduler import Scheduler
 from orcaserve.scheduler.policies import IterationLevelFCFS, PolicySettings, SchedulingPolicy, make_policy
 from orcaserve.scheduler.policies.even_batches import EvenBatches
 from orcaserve.scheduler.policies.overcommit import Overcommit
@@ -30,9 +32,6 @@ class Pieces(EvenBatches):
 
     def piece(self, request: Request, n_left: int) -> int:
         return min(n_left, 5)
-
-    def check(self, pool: RequestPool) -> None:
-        """Who has a shorter prompt is through sooner."""
 
 
 POLICIES = {
@@ -52,10 +51,11 @@ class Pages:
 
     n_slots: int
     page_size: int
+    window: int | None = None
     slots: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.kv = KVManager(self.n_slots, self.page_size)
+        self.kv = KVManager(self.n_slots, self.page_size, self.window)
 
     def run(self, batch: Batch, requests: dict[int, Request], refused: set[int]) -> dict[int, str]:
         """refused: entries that the worker does not run, by their place. Returns why some could not be run."""
@@ -91,7 +91,7 @@ class Pages:
             request = requests[entry.request_id]
             text = texts[entry.request_id] = [*request.input_ids, *request.output][: entry.position + len(entry.tokens)]
             assert text[entry.position :] == list(entry.tokens)
-            pages = kv.pages(entry.request_id)
+            pages = kv.page_tables([entry.request_id])[0].tolist()
             for at in range(entry.position, len(text)):
                 page, slot = pages[at // self.page_size], at % self.page_size
                 assert (page, slot) not in written, "two requests write to one slot"
@@ -101,29 +101,38 @@ class Pages:
             salt, text, pages = (
                 requests[entry.request_id].terms.cache_salt,
                 texts[entry.request_id],
-                kv.pages(entry.request_id),
+                kv.page_tables([entry.request_id])[0].tolist(),
             )
-            for at in range(len(text)):
+            assert all(0 <= page < kv.n_pages for page in pages), "a kernel would read beyond the region"
+            first = 0 if self.window is None else max(entry.position - self.window + 1, 0)
+            for at in range(first, len(text)):
                 assert self.slots[pages[at // self.page_size], at % self.page_size] == (salt, tuple(text[: at + 1]))
+        kv.leave_behind([entry.request_id for entry in ran])
         return failures
 
 
 class Pair:
-    def __init__(self, n_slots: int, max_bs: int, n_workers: int, page_size: int, policy: str) -> None:
+    def __init__(
+        self, n_slots: int, max_bs: int, n_workers: int, page_size: int, policy: str, window: int | None = None
+    ) -> None:
         made: SchedulingPolicy = POLICIES[policy](n_workers)
-        self.scheduler = Scheduler(n_slots, max_bs, n_workers, page_size, made, PrefixCache(page_size))
-        self.n_slots, self.page_size = n_slots, page_size
-        self.pages = Pages(n_slots, page_size)
+        window = window_for(window, n_slots, page_size)
+        prefixes = PrefixCache(page_size)
+        self.scheduler = Scheduler(n_slots, max_bs, n_workers, page_size, made, prefixes, window)
+        self.n_slots, self.page_size, self.window = n_slots, page_size, window
+        self.pages = Pages(n_slots, page_size, window)
         self.requests: dict[int, Request] = {}
         self.live: set[int] = set()
         self.in_flight: list[tuple[Batch, dict[int, str]]] = []
-        self.n_shared = self.n_copied = self.n_together = 0
+        self.n_shared = self.n_copied = self.n_together = self.n_longer = 0
 
     def add(self, request: Request) -> None:
         try:
             self.scheduler.add(request, float(request.id))
         except CannotFit:
+            assert self.window is None
             return
+        self.n_longer += request.max_tokens > self.n_slots
         self.requests[request.id] = request
         self.live.add(request.id)
 
@@ -157,7 +166,7 @@ class Pair:
         self.note(self.scheduler.abort("lost"))
         assert not self.live
         self.in_flight.clear()
-        self.pages = Pages(self.n_slots, self.page_size)
+        self.pages = Pages(self.n_slots, self.page_size, self.window)
 
     def drain(self) -> None:
         """Whatever the state, everyone who was admitted gets to the end."""
@@ -196,9 +205,12 @@ class SharedPages(RuleBasedStateMachine):
         page=st.sampled_from([1, 4, 8]),
         policy=st.sampled_from(sorted(POLICIES)),
         seed=st.integers(0, 2**32),
+        window=st.none() | st.integers(1, 30),
     )
-    def begin(self, room: int, max_bs: int, n_workers: int, page: int, policy: str, seed: int) -> None:
-        self.pair = Pair(room, max_bs, n_workers, page, policy)
+    def begin(
+        self, room: int, max_bs: int, n_workers: int, page: int, policy: str, seed: int, window: int | None
+    ) -> None:
+        self.pair = Pair(room, max_bs, n_workers, page, policy, window)
         self.rng = random.Random(seed)
         self.n = 0
 
@@ -287,6 +299,44 @@ def test_twenty_thousand_events() -> None:
         totals["copied"] += pair.n_copied
         totals["together"] += pair.n_together
     assert min(totals["shared"], totals["copied"], totals["together"]) > 50, totals
+
+
+def test_texts_longer_than_the_region() -> None:
+    """Windows of all sizes, under every policy: who was admitted gets to the end, though its text never fits."""
+    rng = random.Random(11)
+    n_longer = n_shared = 0
+    for case in range(40):
+        page, window = rng.choice([1, 4, 8]), rng.randint(1, 24)
+        room = rng.randint(window + 2 * page, 3 * window + 4 * page)
+        policy = sorted(POLICIES)[case % len(POLICIES)]
+        pair = Pair(room, rng.randint(1, 6), rng.randint(1, 3), page, policy, window)
+        assert pair.window is not None
+        n = 0
+        for _ in range(400):
+            dice = rng.random()
+            if dice < 0.15 and len(pair.live) < 12:
+                longest = rng.choice([8, 8, 100])
+                text = text_like(rng, {i: pair.requests[i] for i in range(max(n - 8, 0), n)}, longest)
+                text *= rng.choice([1, 1, longest // 8])
+                terms = Terms(rng.choice("xyz"), background=rng.random() < 0.4)
+                params = SamplingParams(max_tokens=rng.choice([3, 100]))
+                pair.add(Request(n, text, params, frozenset({STOP} if rng.random() < 0.5 else ()), terms=terms))
+                n += 1
+            elif dice < 0.17:
+                pair.note(pair.scheduler.cancel(n - rng.randint(1, 20)))
+            elif dice < 0.172:
+                pair.abort()
+            elif dice < 0.6 and pair.in_flight:
+                pair.complete(rng.randint(0, 9), rng.random() < 0.01)
+            else:
+                pair.hand_out({rng.randrange(6)} if rng.random() < 0.01 else set())
+            pair.check()
+        pair.drain()
+        pair.check()
+        assert pair.scheduler.status().n_reserved == pair.scheduler.status().n_used == 0
+        n_longer += pair.n_longer
+        n_shared += pair.n_shared
+    assert n_longer > 500 and n_shared > 100, (n_longer, n_shared)
 
 
 def test_reasons_are_told_apart() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from engine_runs import Running, settings, some_requests
 from server_process import workers
 
-from orcaserve.config import EngineConfig
+from orcaserve.config import EngineConfig, KVConfig
 from orcaserve.core import FinishReason, Progress, Request
 from orcaserve.core import SamplingParams as Params
 
@@ -98,3 +99,23 @@ def test_without_a_gpu_the_user_reads_one_line(default_model: Path) -> None:
     ended = subprocess.run([*command, "-pp", "2", "--device", "cuda"], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 2 and ended.stdout == ""
     assert ended.stderr == "orcaserve: --device: PyTorch finds no cuda here\n"
+
+
+def test_windows_release_the_same_pages_at_all_stages(odd_model: Path, tmp_path: Path) -> None:
+    """Texts longer than the K/V region, and no message says what is released."""
+    model = tmp_path / "windowed"
+    shutil.copytree(odd_model, model)
+    config = json.loads((model / "config.json").read_text())
+    config |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 24}
+    (model / "config.json").write_text(json.dumps(config))
+    requests = [
+        Request(i, list(range(1, n)), Params(max_tokens=m, temperature=0))
+        for i, (n, m) in enumerate([(80, 60), (9, 100), (200, 4), (30, 30)])
+    ]
+    tokens = []
+    for p, t in ((1, 1), (2, 1), (2, 2)):
+        with Running(replace(reference(model, p, t), kv=KVConfig(n_slots=144, dtype="float32"))) as engine:
+            assert engine.host.facts.window == 24 and engine.host.facts.longest_request > 144
+            tokens.append(engine.run([replace(request, output=[]) for request in requests]))
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert [len(output) for output in tokens[0].values()] == [60, 100, 4, 30]

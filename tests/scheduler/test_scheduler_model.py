@@ -22,6 +22,7 @@ from orcaserve.core import (
     Request,
     SamplingParams,
 )
+from orcaserve.core.window import window_for
 from orcaserve.scheduler import Scheduler
 
 STOP_TOKEN = 0
@@ -39,6 +40,9 @@ class Item:
     out: list[int] = field(default_factory=list)
     cancelled: bool = False
     carried: int = 0
+    done: int = 0  # tokens in their slots
+    held: int = 0  # pages set aside
+    pieces: int = 0
 
     def __post_init__(self) -> None:
         self.out = [1] * self.carried
@@ -61,17 +65,38 @@ class AlgorithmOne:
     max_bs: int
     n_workers: int
     page_size: int
+    window: int | None = None
     pool: list[Item] = field(default_factory=list)
     scheduled: list[list[Item]] = field(default_factory=list)
     n_rsrv: int = 0  # pages
-    gone: list[int] = field(default_factory=list)  # ended, and the workers do not know yet
+    drops: list[int] = field(default_factory=list)  # ended, and the workers do not know yet
 
-    def need(self, item: Item) -> int:
-        pages, rest = divmod(item.n_input + item.max_new, self.page_size)
+    def pages(self, n_tokens: int) -> int:
+        pages, rest = divmod(n_tokens, self.page_size)
         return pages + (1 if rest else 0)
 
+    def touched(self, n_tokens: int) -> int:
+        """By so many tokens, the first of which is the last of its page."""
+        return 1 + self.pages(n_tokens - 1)
+
+    def need(self, item: Item) -> int:
+        all_of_it = self.pages(item.n_input + item.max_new)
+        if self.window is None:
+            return all_of_it
+        most = min(self.touched(2 * self.window - 1), self.n_slots // self.page_size)
+        initiation = min(self.pages(item.n_input + len(item.out)), most)
+        return min(all_of_it, max(initiation, self.touched(self.window)))
+
+    def gone(self, item: Item) -> int:
+        """Pages that the token after those that are done does not read."""
+        return 0 if self.window is None else max(item.done - self.window + 1, 0) // self.page_size
+
     def fits_at_all(self, item: Item) -> bool:
-        return self.need(item) <= self.n_slots // self.page_size
+        return self.window is not None or self.need(item) <= self.n_slots // self.page_size
+
+    def tokens(self, item: Item) -> int:
+        """Of its next iteration."""
+        return min(item.n_input + len(item.out) - item.done, (self.gone(item) + item.held) * self.page_size - item.done)
 
     def schedule(self) -> tuple[list[Item], list[int]] | None:
         if len(self.scheduled) == self.n_workers:
@@ -83,24 +108,32 @@ class AlgorithmOne:
             if item.state == "INITIATION":
                 if self.n_rsrv + self.need(item) > self.n_slots // self.page_size:
                     break
-                self.n_rsrv += self.need(item)
+                item.held = self.need(item)
+                self.n_rsrv += item.held
             batch.append(item)
         if not batch:
             return None
         for item in batch:
             item.state = "RUNNING"
         self.scheduled.append(batch)
-        drops, self.gone = self.gone, []
+        drops, self.drops = self.drops, []
         return batch, drops
 
     def returned(self, tokens: list[int], failures: dict[int, str]) -> list[Progress]:
         news = []
         for item, token in zip(self.scheduled.pop(0), tokens, strict=True):
             item.state = "INCREMENT"
+            item.done += self.tokens(item)
+            is_fed = item.done == item.n_input + len(item.out)
+            if self.window is not None and is_fed and item.held > self.touched(self.window):
+                self.n_rsrv -= item.held - self.touched(self.window)
+                item.held = self.touched(self.window)
             if item.cancelled:
                 news.append(self.leave(item, Progress(item.id, None, FinishReason.CANCELLED)))
             elif item.id in failures:
                 news.append(self.leave(item, Progress(item.id, None, FinishReason.ERROR, failures[item.id])))
+            elif not is_fed:
+                item.pieces += 1
             else:
                 item.out.append(token)
                 if (reason := item.ending()) is None:
@@ -124,13 +157,13 @@ class AlgorithmOne:
             else Progress(item.id, None, FinishReason.ERROR, message)
             for item in self.pool
         ]
-        self.pool, self.scheduled, self.gone, self.n_rsrv = [], [], [], 0
+        self.pool, self.scheduled, self.drops, self.n_rsrv = [], [], [], 0
         return news
 
     def leave(self, item: Item, news: Progress) -> Progress:
         if item.state != "INITIATION":
-            self.n_rsrv -= self.need(item)
-            self.gone.append(item.id)
+            self.n_rsrv -= item.held
+            self.drops.append(item.id)
         self.pool.remove(item)
         return news
 
@@ -141,7 +174,7 @@ class WorkerMemory:
 
     n_pages: int
     page_size: int
-    need: dict[int, int] = field(default_factory=dict)  # of every request there ever was
+    window: int | None
     pages: dict[int, int] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
 
@@ -149,23 +182,30 @@ class WorkerMemory:
         for request_id in batch.drops:
             del self.pages[request_id], self.tokens[request_id]  # KeyError: dropped twice, or never here
         for entry in batch.entries:
-            if entry.params is not None:
+            if entry.position == 0:
                 assert entry.request_id not in self.pages, "a second initiation"
-                self.pages[entry.request_id] = self.need[entry.request_id]
                 self.tokens[entry.request_id] = 0
             assert entry.position == self.tokens[entry.request_id], "K/V would have a hole"
             self.tokens[entry.request_id] += len(entry.tokens)
-            assert self.tokens[entry.request_id] <= self.pages[entry.request_id] * self.page_size
+            first = 0 if self.window is None else max(entry.position - self.window + 1, 0) // self.page_size
+            self.pages[entry.request_id] = -(-self.tokens[entry.request_id] // self.page_size) - first
         assert sum(self.pages.values()) <= self.n_pages, "memory was given to a newcomer before it was free"
+        for entry in batch.entries:
+            if self.window is not None:
+                end = self.tokens[entry.request_id]
+                self.pages[entry.request_id] = -(-end // self.page_size) - (
+                    max(end - self.window + 1, 0) // self.page_size
+                )
 
 
 class Pair:
     """The scheduler and the model, driven together and compared after every verb."""
 
-    def __init__(self, n_slots: int, max_bs: int, n_workers: int, page_size: int) -> None:
-        self.scheduler = Scheduler(n_slots, max_bs, n_workers, page_size)
-        self.model = AlgorithmOne(n_slots, max_bs, n_workers, page_size)
-        self.memory = WorkerMemory(n_slots // page_size, page_size)
+    def __init__(self, n_slots: int, max_bs: int, n_workers: int, page_size: int, window: int | None = None) -> None:
+        window = window_for(window, n_slots, page_size)
+        self.scheduler = Scheduler(n_slots, max_bs, n_workers, page_size, window=window)
+        self.model = AlgorithmOne(n_slots, max_bs, n_workers, page_size, window)
+        self.memory = WorkerMemory(n_slots // page_size, page_size, window)
         self.in_flight: list[Batch] = []
         self.max_bs = max_bs
         self.n_added = 0
@@ -178,7 +218,6 @@ class Pair:
         if self.model.fits_at_all(item):
             self.scheduler.add(request, now=float(item.id))
             self.model.pool.append(item)
-            self.memory.need[item.id] = self.model.need(item)
             self.n_added += 1
         else:
             with pytest.raises(CannotFit):
@@ -197,6 +236,7 @@ class Pair:
             return
         assert batch is not None
         assert [entry.request_id for entry in batch.entries] == [item.id for item in expected[0]]
+        assert [len(entry.tokens) for entry in batch.entries] == [self.model.tokens(item) for item in expected[0]]
         assert list(batch.drops) == expected[1]
         assert 1 <= len(batch.entries) <= self.max_bs
         self.memory.run(batch)
@@ -238,24 +278,28 @@ class Pair:
         status, pool = self.scheduler.status(), self.model.pool
         assert status.n_live == len(pool) == self.n_added - len(self.ended)
         assert status.n_reserved == self.model.n_rsrv * self.model.page_size <= self.model.n_slots
-        assert status.n_reserved == sum(self.model.need(i) for i in pool if i.state != "INITIATION") * (
-            self.model.page_size
-        )
-        assert status.n_used == sum(i.n_input + len(i.out) - 1 for i in pool if i.n_run)
+        page = self.model.page_size
+        assert status.n_reserved == sum(item.held for item in pool if item.state != "INITIATION") * page
+        assert status.n_used == sum(item.done - self.model.gone(item) * page for item in pool)
+        assert all(item.done == item.n_input + len(item.out) - 1 for item in pool if item.n_run)
         assert status.n_waiting == sum(item.state == "INITIATION" for item in pool)
         assert self.scheduler.n_scheduled == len(self.in_flight) <= self.model.n_workers
         ids = [entry.request_id for batch in self.in_flight for entry in batch.entries]
         assert len(ids) == len(set(ids))
-        iterations = [item.n_run for item in pool]
+        iterations = [item.n_run + item.pieces for item in pool]
         assert iterations == sorted(iterations, reverse=True), "a later request has run more iterations"
 
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        room=st.integers(16, 120), max_bs=st.integers(1, 4), n_workers=st.integers(1, 4), page=st.sampled_from([1, 16])
+        room=st.integers(16, 120),
+        max_bs=st.integers(1, 4),
+        n_workers=st.integers(1, 4),
+        page=st.sampled_from([1, 4, 16]),
+        window=st.none() | st.integers(1, 20),
     )
-    def begin(self, room: int, max_bs: int, n_workers: int, page: int) -> None:
-        self.pair = Pair(room, max_bs, n_workers, page)
+    def begin(self, room: int, max_bs: int, n_workers: int, page: int, window: int | None) -> None:
+        self.pair = Pair(room, max_bs, n_workers, page, window)
 
     @rule(n_input=st.integers(1, 40), max_new=st.integers(1, 8), min_new=st.integers(0, 3), carried=st.integers(0, 4))
     def arrive(self, n_input: int, max_new: int, min_new: int, carried: int) -> None:
@@ -308,7 +352,8 @@ def test_a_hundred_thousand_events() -> None:
     in_flight_peak = 0
     while n_events < N_EVENTS:
         page = rng.choice([1, 16])
-        pair = Pair(rng.randint(48, 900), rng.randint(1, 8), rng.randint(1, 4), page)
+        window = rng.choice([None, rng.randint(2, 40)])
+        pair = Pair(rng.randint(48, 900), rng.randint(1, 8), rng.randint(1, 4), page, window)
         for _ in range(EVENTS_PER_SETTING):
             dice = rng.random()
             if dice < 0.16 and len(pair.model.pool) < 60:

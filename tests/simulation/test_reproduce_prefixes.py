@@ -27,20 +27,22 @@ STOP = 0
 
 
 def record(
-    path: Path, seed: int, n_slots: int, n_workers: int, page: int = 4, part_bytes: int = 2**22, users: bool = False
-) -> Log:
+    path: Path, seed: int, n_slots: int, n_workers: int, page: int = 4, part_bytes: int = 2**22, users: bool = False,
+    window: int | None = None,
+) -> Log:  # fmt: skip
     """A random run: conversations, equal prompts together, cancels, failures, few slots. users: also pieces, clients,
-    background, salts and deadlines."""
+    background, salts and deadlines. window: of the model; most texts are longer."""
     rng = random.Random(seed)
     limit = rng.choice([None, 30])
     settings = Settings(
-        "iteration-level", 4, n_slots, page, n_workers, 256, model="tiny", prefix_caching=True, shareable=limit
-    )
+        "iteration-level", 4, n_slots, page, n_workers, 256, model="tiny", prefix_caching=True, shareable=limit,
+        window=window,
+    )  # fmt: skip
     policy: SchedulingPolicy = EvenBatches(n_workers)
     if users:
         settings = replace(settings, fairness="tokens", batched_tokens=9)
         policy = make_policy("iteration-level", policy_settings(settings))
-    scheduler = Scheduler(n_slots, 4, n_workers, page, policy, PrefixCache(page, limit))
+    scheduler = Scheduler(n_slots, 4, n_workers, page, policy, PrefixCache(page, limit), window)
     now = 0.0
     recorder = ScheduleRecorder(settings, RotatingFile(path, 9), part_bytes, lambda: now)
     recorder.begin()
@@ -57,6 +59,8 @@ def record(
                 text = [*one.input_ids, *one.output]
                 text = text[: rng.randint(0, len(text))][:40]
             text += [rng.randint(1, 3) for _ in range(rng.randint(1, 6))]
+            if window is not None:
+                text *= rng.choice([1, 6])
             scored = 0 if rng.random() < 0.1 else None
             params = SamplingParams(max_tokens=rng.randint(1, 14), prompt_logprobs=scored)
             terms = _any_terms(rng) if users else USUAL
@@ -126,6 +130,19 @@ def test_with_many_users_too(tmp_path: Path, n_slots: int, n_workers: int) -> No
     assert n_taken > 50 and n_overdue > 0 and (n_preempted > 0 or n_slots > 64)
 
 
+@pytest.mark.parametrize("users", [False, True])
+def test_with_windows_too(tmp_path: Path, users: bool) -> None:
+    n_pieces = n_taken = 0
+    for seed in range(8):
+        log = record(tmp_path / f"{seed}.log", seed, 40, 1, users=users, window=9)
+        handed = [event for event in log.events if isinstance(event, HandedOut)]
+        found = reproduce(log)
+        assert (found.n_same, found.difference) == (len(handed), None), f"seed {seed}"
+        n_pieces += sum(piece.n_to_come > 0 for event in handed for piece in event.initiations)
+        n_taken += sum(len(event.taken) for event in handed)
+    assert n_pieces > 20 and n_taken > 0
+
+
 @pytest.mark.parametrize("n_slots", [64, 200, 1000])
 @pytest.mark.parametrize("n_workers", [1, 2])
 def test_comes_out_the_same(tmp_path: Path, n_slots: int, n_workers: int) -> None:
@@ -186,7 +203,10 @@ def test_damage(tmp_path: Path, spoil: Callable[[dict[str, object]], dict[str, o
         read_log(path)
 
 
-@pytest.mark.parametrize(("name", "value"), [("prefix_caching", 1), ("shareable", -3), ("shareable", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("prefix_caching", 1), ("shareable", -3), ("shareable", "x"), ("window", 1), ("window", "x"), ("window", 1000)],
+)
 def test_damaged_settings(tmp_path: Path, name: str, value: object) -> None:
     path = tmp_path / "run.log"
     record(path, 1, 1000, 1)

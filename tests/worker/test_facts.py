@@ -33,6 +33,34 @@ def test_workers_of_all_replicas_divide_the_cores(
 
 
 @pytest.mark.parametrize(
+    ("windows", "longest", "n_slots", "expected"),
+    [
+        ((), None, 1000, None),
+        ((24, 24), None, 1000, 24),
+        ((24, 16), None, 1000, 24),
+        ((24, 0), None, 1000, None),  # a layer sees all
+        ((24, 24), 24, 1000, None),  # no text is longer
+        ((24, 24), None, 47, None),  # the region does not hold a window
+        ((24, 24), None, 48, 24),
+        ((1, 1), None, 48, 2),
+    ],
+)
+def test_pages_are_released_if_all_layers_have_a_window(
+    windows: tuple[int, ...], longest: int | None, n_slots: int, expected: int | None
+) -> None:
+    spec = ModelSpec(16, 64, 12, 2, 4, 2, 8, 100, "rms", 1e-5, "silu", True, True, None, windows=windows)
+    config = EngineConfig(ModelConfig(Path("x"), "x", max_model_len=longest))
+    assert facts.engine_facts(config, spec, n_slots).window == expected
+
+
+@pytest.mark.parametrize(("windows", "expected"), [((), 64 * 1024), ((24, 24), 64 * 64), ((2000, 2000), 64 * 1024)])
+def test_the_region_is_no_larger_than_requests_can_fill(windows: tuple[int, ...], expected: int) -> None:
+    spec = ModelSpec(16, 1024, 12, 2, 4, 2, 8, 100, "rms", 1e-5, "silu", True, True, None, windows=windows)
+    config = EngineConfig(ModelConfig(Path("x"), "x"))
+    assert facts.n_slots_for(config, spec, 100, 10**12) == expected
+
+
+@pytest.mark.parametrize(
     ("kind", "expected"), [("default", None), ("llama3", None), ("yarn", None), ("dynamic", 50), ("longrope", 50)]
 )
 def test_keys_of_long_texts_are_not_to_be_shared_where_they_depend_on_the_length(

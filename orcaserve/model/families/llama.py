@@ -38,15 +38,22 @@ def _spec(settings: Settings) -> ModelSpec:
         qkv_bias=bias or kind == "qwen2",
         out_bias=bias,
         mlp_bias=settings.flag("mlp_bias", False),
+        windows=_windows(settings, kind),
     )
 
 
+def _windows(settings: Settings, kind: str) -> tuple[int, ...]:
+    if kind != "mistral" or settings.get("sliding_window") is None:
+        return ()
+    return (settings.size("sliding_window"),) * settings.size("num_hidden_layers")
+
+
 def _context_length(settings: Settings, kind: str, rope: RopeSpec) -> int:
-    """The longest text. With a sliding window it is the window: here every token attends to the whole text."""
+    """The longest text. Qwen2's windows, of some layers, are not known here: its texts are no longer than they are."""
     length = settings.size("max_position_embeddings", 2048)
     if rope.kind == "dynamic":
         length = int(length * rope.factor)
-    windowed = kind == "mistral" or settings.flag("use_sliding_window", False)
+    windowed = kind == "qwen2" and settings.flag("use_sliding_window", False)
     if windowed and settings.get("sliding_window") is not None:
         return min(length, settings.size("sliding_window"))
     return length

@@ -33,12 +33,16 @@ class Attention:
         for r, (query, key, value) in enumerate(zip(*(split(x, layout) for x in (q, k, v)), strict=True)):
             context, table = int(layout.contexts[r]), layout.page_tables[r]
             kv.write(layer, table, context, key, value)
-            keys, values = kv.read(layer, table, context + len(key))
-            outputs.append(self._attend(query, keys, values, context, window))
+            start = max(context - window + 1, 0) if window else 0  # before it are pages that the request may have left
+            keys, values = kv.read(layer, table, context + len(key), start)
+            outputs.append(self._attend(query, keys, values, context - start, window))
         return merge(outputs).flatten(1)
 
     def _attend(self, query: Tensor, keys: Tensor, values: Tensor, context: int, window: int) -> Tensor:
-        """One request: query [n, heads, D] over keys, values [context + n, kv heads, D] -> [n, heads, D]; float32."""
+        """One request: query [n, heads, D] over keys, values [context + n, kv heads, D] -> [n, heads, D]; float32.
+
+        context: of the tokens whose keys these are, how many come before the queries.
+        """
         group = query.shape[1] // keys.shape[1]
         keys = keys.float().repeat_interleave(group, dim=1)
         values = values.float().repeat_interleave(group, dim=1)

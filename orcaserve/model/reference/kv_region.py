@@ -32,9 +32,9 @@ class KVRegion:
         self.keys[layer, page, slot] = k.to(self.dtype)
         self.values[layer, page, slot] = v.to(self.dtype)
 
-    def read(self, layer: int, page_table: Int32s, n_tokens: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the first n_tokens tokens of a request: two of [n_tokens, kv heads, head_dim]."""
-        page, slot = self._locate(page_table, 0, n_tokens)
+    def read(self, layer: int, page_table: Int32s, end: int, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Keys and values of the tokens start .. end of a request: two of [end - start, kv heads, head_dim]."""
+        page, slot = self._locate(page_table, start, end)
         return self.keys[layer, page, slot], self.values[layer, page, slot]
 
     def copy_page(self, source: int, target: int) -> None:

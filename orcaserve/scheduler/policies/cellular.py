@@ -49,6 +49,7 @@ class Cellular(SchedulingPolicy):
 
 
 def _cell(request: Request, ledger: SlotLedger) -> _Cell:
-    if request.state is RequestState.INITIATION:
-        return True, request.n_input + len(request.output)
-    return False, ledger.used_by(request.id)
+    if request.state is RequestState.INCREMENT:
+        return False, ledger.used_by(request.id)
+    n_fed = ledger.used_by(request.id) if request.state is RequestState.FEEDING else 0
+    return True, request.n_input + len(request.output) - n_fed

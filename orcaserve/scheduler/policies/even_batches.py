@@ -38,7 +38,7 @@ class EvenBatches(IterationLevelFCFS):
         for request in pool.ready():
             if request.state is RequestState.INITIATION:
                 reservation = self.reservation(request)
-                n_slots = ledger.whole_pages(reservation)
+                n_slots = ledger.need(request, reservation)
                 free -= n_slots if n_slots <= free else ledger.growth(request, reservation)
                 if n >= most or free < 0:
                     break

@@ -37,4 +37,5 @@ class IterationLevelFCFS(SchedulingPolicy):
 
     def check(self, pool: RequestPool) -> None:
         for earlier, later in pairwise(pool):
-            assert earlier.n_iterations >= later.n_iterations, "a later request has run more iterations"
+            n_earlier, n_later = (each.n_iterations + each.n_pieces for each in (earlier, later))
+            assert n_earlier >= n_later, "a later request has run more iterations"

@@ -181,7 +181,8 @@ class ManyUsers(EvenBatches):
         if self._bound.reached:
             return False
         position = ledger.used_by(request.id)
-        n = self._bound.grant(request.n_input + len(request.output) - position, position)
+        n_left = request.n_input + len(request.output) - position
+        n = self._bound.grant(min(n_left, ledger.room(request.id)), position)
         self._pieces[request.id] = n
         return n > 0
 
@@ -217,7 +218,7 @@ class ManyUsers(EvenBatches):
             free -= taken
             for request in lane.waiting:
                 reservation = self.reservation(request)
-                n_slots = ledger.whole_pages(reservation)
+                n_slots = ledger.need(request, reservation)
                 free -= n_slots if n_slots <= free else ledger.growth(request, reservation)
                 if n >= most or free < 0:
                     return n

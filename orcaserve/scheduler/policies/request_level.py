@@ -64,7 +64,8 @@ class RequestLevel(SchedulingPolicy):
     def piece(self, request: Request, n_left: int) -> int:
         if not self._shortest_first:
             return n_left
-        return self._n_first if request.state is RequestState.INITIATION else 1
+        n_fed = request.n_input + len(request.output) - n_left
+        return max(self._n_first - n_fed, 1)
 
     def released(self) -> Sequence[Request]:
         self._forget_finished()
@@ -86,8 +87,13 @@ class RequestLevel(SchedulingPolicy):
             self._microbatches = deque(filter(None, map(_live, self._microbatches)))
 
     def _make_batch(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> None:
-        room = (ledger.n_slots - ledger.n_reserved) // ledger.whole_pages(self._longest)
-        self._batch = list(islice(pool, min(max_bs, room)))
+        free = ledger.n_slots - ledger.n_reserved
+        self._batch = []
+        for request in islice(pool, max_bs):
+            free -= ledger.need(request, self._longest)
+            if free < 0:
+                break
+            self._batch.append(request)
         self._n_first = min((request.n_input + len(request.output) for request in self._batch), default=0)
 
     def _begin_iteration(self, ledger: SlotLedger) -> None:

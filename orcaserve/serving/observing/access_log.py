@@ -6,6 +6,8 @@ No text, key or address is in it: ids, a route of ours, numbers.
 from __future__ import annotations
 
 import logging
+import time
+from collections.abc import Mapping
 
 from orcaserve.serving.http import Exchange
 from orcaserve.serving.observing.account import Account
@@ -27,11 +29,23 @@ class AccessLog:
         level = logging.INFO if self._asked and not account.quiet else logging.DEBUG
         if not _log.isEnabledFor(level):
             return
-        fields = _fields(exchange, account, ended)
+        self._tell(level, exchange.id, exchange.client_id, _fields(exchange, account, ended))
+
+    def write_refusal(
+        self, request_id: str, client_id: str | None, route: str, status: int, code: str, received: float
+    ) -> None:
+        """A POST was turned away before it was begun."""
+        level = logging.INFO if self._asked else logging.DEBUG
+        if _log.isEnabledFor(level):
+            took = _milliseconds(time.monotonic() - received)
+            fields = {"method": "POST", "route": route, "status": status, "error": code, "total_ms": took}
+            self._tell(level, request_id, client_id, fields)
+
+    def _tell(self, level: int, request_id: str, client_id: str | None, fields: Mapping[str, object]) -> None:
         told = " ".join(f"{name}={value}" for name, value in fields.items() if value not in (None, ""))
-        client = "" if exchange.client_id is None else f" client_id={exchange.client_id}"
-        ids = {"request_id": exchange.id, "client_id": exchange.client_id}
-        _log.log(level, "%s%s %s", exchange.id, client, told, extra={**ids, "fields": fields})
+        client = "" if client_id is None else f" client_id={client_id}"
+        ids = {"request_id": request_id, "client_id": client_id}
+        _log.log(level, "%s%s %s", request_id, client, told, extra={**ids, "fields": fields})
 
 
 def _fields(exchange: Exchange, account: Account, ended: float) -> dict[str, object]:

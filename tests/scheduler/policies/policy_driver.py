@@ -16,6 +16,7 @@ from orcaserve.core import (
     RequestState,
     SamplingParams,
 )
+from orcaserve.core.window import window_for
 from orcaserve.scheduler import Scheduler
 from orcaserve.scheduler.policies import PolicySettings, make_policy
 
@@ -40,6 +41,8 @@ class Worker:
     """Pages as the K/V manager hands them out, and the input tokens of every request as they came."""
 
     n_pages: int
+    window: int | None = None
+    gone: dict[int, int] = field(default_factory=dict)  # pages that requests have left behind
     tokens: dict[int, list[int]] = field(default_factory=dict)
     complete: set[int] = field(default_factory=set)  # those whose initiation has come
 
@@ -47,6 +50,7 @@ class Worker:
         for request_id in batch.drops:
             del self.tokens[request_id]  # KeyError: dropped twice, or never here
             self.complete.discard(request_id)
+            self.gone.pop(request_id, None)
         for entry in batch.entries:
             own = self.tokens.setdefault(entry.request_id, [])
             assert entry.position == len(own)
@@ -55,17 +59,24 @@ class Worker:
             assert len(own) <= LONGEST
             if entry.phase is Phase.INITIATION and not entry.n_to_come:
                 self.complete.add(entry.request_id)
-        assert sum(-(-len(own) // PAGE) for own in self.tokens.values()) <= self.n_pages, "out of memory"
+        n_filled = sum(-(-len(own) // PAGE) for own in self.tokens.values())
+        assert n_filled - sum(self.gone.values()) <= self.n_pages, "out of memory"
+        if self.window is not None:
+            for entry in batch.entries:
+                self.gone[entry.request_id] = max(len(self.tokens[entry.request_id]) - self.window + 1, 0) // PAGE
 
 
 class Drive:
     """A scheduler with n_pages of K/V, and what goes through it. Requests are numbered from 0 in order of arrival."""
 
-    def __init__(self, policy: str, n_pages: int, max_bs: int, n_workers: int, settings: PolicySettings) -> None:
+    def __init__(
+        self, policy: str, n_pages: int, max_bs: int, n_workers: int, settings: PolicySettings, window: int | None
+    ) -> None:
         self.policy = make_policy(policy, settings)
-        self.scheduler = Scheduler(n_pages * PAGE, max_bs, n_workers, PAGE, self.policy)
+        self.window = window_for(window, n_pages * PAGE, PAGE)
+        self.scheduler = Scheduler(n_pages * PAGE, max_bs, n_workers, PAGE, self.policy, window=self.window)
         self.max_bs = max_bs
-        self.worker = Worker(n_pages)
+        self.worker = Worker(n_pages, self.window)
         self.fates: list[Fate] = []
         self.in_flight: deque[Batch] = deque()
         self.batches: list[Batch] = []
@@ -116,7 +127,7 @@ class Drive:
 
     def abort(self) -> None:
         self.in_flight.clear()
-        self.worker = Worker(self.worker.n_pages)
+        self.worker = Worker(self.worker.n_pages, self.window)
         self._hear(self.scheduler.abort("gone"))
         self.check()
 
@@ -158,7 +169,7 @@ class Drive:
 
 def drive(
     policy: str, n_pages: int = 1000, max_bs: int = 4, n_workers: int = 1, *, microbatch: int | None = None,
-    shortest_first: bool = True,
+    shortest_first: bool = True, window: int | None = None,
 ) -> Drive:  # fmt: skip
     settings = PolicySettings(n_workers, LONGEST, microbatch, shortest_first)
-    return Drive(policy, n_pages, max_bs, n_workers, settings)
+    return Drive(policy, n_pages, max_bs, n_workers, settings, window)

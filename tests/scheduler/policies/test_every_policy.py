@@ -21,11 +21,21 @@ class Policies(RuleBasedStateMachine):
         n_workers=st.integers(1, 3),
         microbatch=st.none() | st.integers(1, 3),
         shortest_first=st.booleans(),
+        window=st.none() | st.integers(1, 20),
     )
     def begin(
-        self, policy: str, n_pages: int, max_bs: int, n_workers: int, microbatch: int | None, shortest_first: bool
+        self,
+        policy: str,
+        n_pages: int,
+        max_bs: int,
+        n_workers: int,
+        microbatch: int | None,
+        shortest_first: bool,
+        window: int | None,
     ) -> None:
-        self.drive = drive(policy, n_pages, max_bs, n_workers, microbatch=microbatch, shortest_first=shortest_first)
+        self.drive = drive(
+            policy, n_pages, max_bs, n_workers, microbatch=microbatch, shortest_first=shortest_first, window=window
+        )
         self.needs_whole = policy in ("request-level", "orca-max")
         self.n_pages = n_pages
 
@@ -34,7 +44,9 @@ class Policies(RuleBasedStateMachine):
         max_tokens = n_output + more + carried
         taken = self.drive.add(n_input, n_output, max_tokens, carried)
         pages = -(-(LONGEST if self.needs_whole else n_input + max_tokens) // PAGE)
-        if pages > self.n_pages:
+        if self.drive.window is not None:
+            assert taken, "no request needs more than a window and the longest piece at once"
+        elif pages > self.n_pages:
             assert not taken
         elif 2 * (n_input + max_tokens) <= LONGEST and 2 * pages <= self.n_pages:
             assert taken, "even rounded up to a power of two it would fit"
