@@ -11,6 +11,7 @@ namespace {
 constexpr int kPanelVecs = kPanel / kLanes;
 constexpr bool kManyRegisters = ORCASERVE_REGISTERS == 32;
 constexpr int kShrinkRows = 4;
+constexpr int kAhead = 2048;  // bytes of A that are fetched ahead: by itself the processor stops at the end of a page
 constexpr int kExpandRows = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
 
 // The weights of a step: those of one float input, or of two bfloat16 ones side by side, the even one in the low halves.
@@ -52,8 +53,10 @@ void shrink_tile(const uint8_t* a, int64_t step, int n_in, const float* const* x
   int i = 0;
   for (; i + kAtOnce <= n_in; i += kAtOnce)
 #pragma GCC unroll 4
-    for (int c = 0; c < CHAINS; ++c, a += step)
+    for (int c = 0; c < CHAINS; ++c, a += step) {
+      for (int byte = 0; byte < VECS * kLanes * 4; byte += kLine) __builtin_prefetch(a + kAhead + byte, 0, 3);
       add_step<Step, ROWS, VECS>(a, x, i + c * Step::kInputs, Step::kInputs, acc[c]);
+    }
   for (; i < n_in; i += Step::kInputs, a += step) add_step<Step, ROWS, VECS>(a, x, i, n_in - i, acc[0]);
 #pragma GCC unroll 4
   for (int r = 0; r < ROWS; ++r)

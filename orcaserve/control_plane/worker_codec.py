@@ -133,7 +133,7 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                 )
             )
     if at != len(tokens) or admissions or pieces or scorings or prefixes or adapted or not entries:
-        text = "there are tokens, prefixes, admissions, pieces, scorings or adapters of no row"
+        text = "there are tokens, prefixes, admissions, pieces, adapters or scorings of no row"
         raise ValueError(f"iteration {message.number}: {text}")
     kept = tuple(Kept(k.request_id, k.first_page, k.first_block, k.n) for k in message.kept)
     return Batch(message.number, tuple(entries), tuple(message.drops), kept, tuple(message.evicted))

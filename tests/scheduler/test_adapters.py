@@ -16,7 +16,6 @@ from orcaserve.core import (
     Terms,
 )
 from orcaserve.scheduler.loop import IterationLoop
-from orcaserve.scheduler.policies.even_batches import EvenBatches
 from orcaserve.scheduler.prefix_cache import PrefixCache, owner_of
 from orcaserve.scheduler.scheduler import Scheduler
 
@@ -77,7 +76,7 @@ class HeldEngine:
 
 def test_an_adapter_is_unloaded_when_its_last_request_has_left() -> None:
     engine = HeldEngine()
-    loop = IterationLoop(Scheduler(64, 4, policy=EvenBatches()), engine, lambda report: None)
+    loop = IterationLoop(Scheduler(64, 4), engine, lambda report: None)
     thread = threading.Thread(target=loop.run)
     thread.start()
     try:
