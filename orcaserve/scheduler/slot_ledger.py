@@ -89,6 +89,7 @@ class SlotLedger:
     def reserve(self, request: Request, n: int) -> None:
         """Set slots aside for a request that has none, for n tokens. The caller has asked `fits` first."""
         assert request.id not in self._reserved
+        assert self._prefixes or self.fits(request, n)  # with prefixes the answer takes long: it is looked at below
         n = self._reserved[request.id] = self.need(request, n)
         self._used[request.id] = 0
         self.n_reserved += n
@@ -142,8 +143,9 @@ class SlotLedger:
         for entry in entries:
             request_id, n = entry.request_id, len(entry.tokens)
             before = all_used[request_id]
-            used = all_used[request_id] = before + n
+            used = before + n
             assert used <= reserved[request_id], "a request outgrew its reservation"
+            all_used[request_id] = used
             if paths and before < (in_blocks := len(paths[request_id]) * page):
                 n = max(used - in_blocks, 0)
             n_used += n
