@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from orcaserve.core.adapter import AdapterSource
 from orcaserve.core.errors import ConfigError
+from orcaserve.core.pooling import Pooling
 from orcaserve.core.terms import MAX_NAME, MAX_PRIORITY, MAX_WEIGHT, MIN_PRIORITY, MIN_WEIGHT
 from orcaserve.core.tls import TlsFiles
 from orcaserve.logs import plain
@@ -457,6 +458,7 @@ class ApiKey:
             raise ConfigError(flag, text)
 
 
+POOLINGS = ("auto", *(pooling.value for pooling in Pooling))
 TOOL_CALL_PARSERS = ("hermes", "json_list", "llama3_json", "mistral", "pythonic")
 
 
@@ -467,6 +469,7 @@ class ServingConfig:
     strict: fields without effect are errors. files_dir: where files and batches are kept; None: nowhere.
     files_dir_given: the user said which folder, so that it must be usable from the start.
     tool_call_parser: the format in which the model writes calls of tools; None: what its chat template says.
+    pooling: of which tokens' hidden states embeddings are made; auto: as the model's files say, else of the last.
     trust_request_chat_template: requests may bring chat templates, which are programs.
     log_requests: log a line for each. otlp_traces_endpoint: URL of a collector of traces; None: what the environment
     says, if anything.
@@ -499,6 +502,7 @@ class ServingConfig:
     max_files_bytes: int = 2**30
     tool_call_parser: str | None = None
     trust_request_chat_template: bool = False
+    pooling: str = "auto"
     max_queued_reqs: float | None = None
     max_queued_tokens: float | None = None
     stall_timeout: float = 600.0
@@ -521,6 +525,7 @@ class ServingConfig:
             raise ConfigError("--shutdown-grace", "must be from 0 to 3600 seconds")
         if self.tool_call_parser is not None:
             _check_choice("--tool-call-parser", self.tool_call_parser, TOOL_CALL_PARSERS)
+        _check_choice("--pooling", self.pooling, POOLINGS)
         if self.otlp_traces_endpoint is not None:
             check_url("--otlp-traces-endpoint", self.otlp_traces_endpoint)
         if not 0 <= self.port <= 65535:

@@ -17,11 +17,12 @@ from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tqdm import tqdm
 
 from orcaserve.checkpoint.locate import locate_model, model_name
+from orcaserve.checkpoint.pooling import read_pooling
 from orcaserve.config import (
     DType,
     EngineConfig,
@@ -40,6 +41,7 @@ from orcaserve.core import (
     InvalidRequest,
     IterationReport,
     Logprobs,
+    Pooling,
     Progress,
     Request,
     SamplingParams,
@@ -50,6 +52,7 @@ from orcaserve.engine.host import EngineHost
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.conversation import ChatEncoder, read_conversation
 from orcaserve.serving.text_stream import TextStream
+from orcaserve.serving.vectors import read_vector, shortened
 from orcaserve.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -100,6 +103,7 @@ class _Choice:
     text: TextStream
     completion: Completion
     generation: Generation | None = None  # where to enter what is told of the prompt: of its first choice
+    embedding: bytes | None = None
 
     def take(self, news: Progress) -> str:
         """Enter news into the completion; returns the new text."""
@@ -111,6 +115,7 @@ class _Choice:
             self.generation.n_cached = news.began.n_cached
         if news.logprobs is not None:
             self._note(news.logprobs)
+        self.embedding = news.embedding
         if self.text.finish_reason is not None:
             self.completion.finish_reason = self.text.finish_reason.value
             self.completion.error = news.error
@@ -194,6 +199,7 @@ class LLM:
         return llm
 
     def _open(self, config: EngineConfig) -> None:
+        self._path = config.model.path
         self.tokenizer = Tokenizer.from_path(config.model.path)
         self._news: SimpleQueue[IterationReport | None] = SimpleQueue()  # None: the engine has failed
         self._host = EngineHost.load(config, self._news.put, lambda _: self._news.put(None))
@@ -239,6 +245,38 @@ class LLM:
                     bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
         return results
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Literal["mean", "last"] | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+    ) -> list[list[float]]:
+        """A vector for each prompt, many at a time (docs/embeddings.md).
+
+        pooling: of which tokens' hidden states; None: as the model's files say, else of the last one's. dimensions: the
+        first so many numbers of each. normalize: to length 1.
+        Raises InvalidRequest before anything runs if one of them cannot be served, UnsupportedModel if the files say
+        what is not served, EngineError if the engine fails, or one of them.
+        """
+        if dimensions is not None and not 1 <= dimensions <= self.facts.embedding_size:
+            message = f"dimensions must be an integer from 1 to {self.facts.embedding_size}"
+            raise InvalidRequest("dimensions", message)
+        kinds: dict[str, Pooling] = {kind.value: kind for kind in Pooling}
+        if pooling is not None and pooling not in kinds:
+            raise InvalidRequest("pooling", f"pooling must be {' or '.join(kinds)}")
+        params = SamplingParams(max_tokens=0, pooling=kinds[pooling] if pooling else read_pooling(self._path))
+        choices = []
+        for prompt in _as_list(prompts):
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            choices += self._choices(ids, params)
+        for choice, _ in self._run(choices):
+            if choice.completion.error is not None:
+                raise EngineError(choice.completion.error)
+        vectors = [read_vector(choice.embedding or b"") for choice in choices]
+        return [shortened(vector, dimensions, normalize).tolist() for vector in vectors]
+
     def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Completion:
         """Answer a conversation: messages with `role` and `content`, as OpenAI's API has them."""
         choice = self._one_choice(self._render(messages), params or CHAT_PARAMS)
@@ -270,7 +308,7 @@ class LLM:
             raise InvalidRequest("messages", "this model has no chat template")
         template = ChatTemplate(self.tokenizer.chat_template, self.tokenizer.special_tokens)
         conversation = read_conversation({"messages": list(map(dict, messages))})
-        return ChatEncoder(template, self.tokenizer).encode(conversation, self.facts.longest_request)
+        return ChatEncoder(template, self.tokenizer).encode(conversation, self.facts.longest_prompt)
 
     def _choices(self, ids: list[int], params: SamplingParams) -> list[_Choice]:
         """params.n requests over the same prompt. Raises InvalidRequest if they cannot be served."""
@@ -282,7 +320,7 @@ class LLM:
         return [
             _Choice(
                 request,
-                TextStream(self.tokenizer, ids, params),
+                TextStream(self.tokenizer, ids if self.facts.source is None else (), params),
                 Completion(index, logprobs=None if params.logprobs is None else []),
             )
             for index, request in enumerate(requests)

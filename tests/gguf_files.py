@@ -157,3 +157,75 @@ def save_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return stored
+
+
+_ARCHITECTURES = {"gemma3_text": "gemma3", "gpt_neox": "gptneox", "phi": "phi2"}
+_PERMUTED = ("llama", "granite", "smollm3")
+_FROM_ONE = ("gemma", "gemma2", "gemma3")  # whose norms are stored with the 1 that transformers adds later
+_HEAD_BY_HEAD = ("bloom", "falcon", "gptneox")
+
+
+def _plain_qkv(weight: np.ndarray, n_kv_heads: int, n_heads: int) -> np.ndarray:
+    """Rows that are stored K/V head by K/V head, its queries, its key, its value: all queries, all keys, all values."""
+    group = n_heads // n_kv_heads + 2
+    heads = weight.reshape(n_kv_heads, group, -1, *weight.shape[1:])
+    parts = (heads[:, :-2], heads[:, -2:-1], heads[:, -1:])
+    return np.concatenate([part.reshape(-1, *weight.shape[1:]) for part in parts])
+
+
+def save_any_gguf(model: Any, path: Path, **keys: Any) -> None:
+    """Write a model of any family in float32, as llama.cpp's converter does: names and keys are those of its library.
+
+    keys: of the architecture, dots written as `__`.
+    """
+    import gguf
+
+    config = model.config
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    number = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_kv_heads", None) or getattr(config, "num_key_value_heads", None) or heads
+    if architecture == "falcon" and not config.new_decoder_architecture:
+        kv_heads = 1 if config.multi_query else heads
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    length = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", 2048)
+    writer.add_context_length(length)
+    wide = "ffn_hidden_size" if architecture == "falcon" else "intermediate_size"
+    writer.add_feed_forward_length(getattr(config, wide, None) or 4 * config.hidden_size)
+    if hasattr(config, "rms_norm_eps"):
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    else:
+        writer.add_layer_norm_eps(getattr(config, "layer_norm_eps", None) or config.layer_norm_epsilon)
+    head_dim = getattr(config, "head_dim", None)
+    if head_dim and architecture != "falcon":
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    for key, value in keys.items():
+        _add_of(writer, value)(f"{architecture}.{key.replace('__', '.')}", value)
+    for name, tensor in model.state_dict().items():
+        if name in ("lm_head.weight", "embed_out.weight") and config.tie_word_embeddings:
+            continue
+        weight = tensor.numpy()
+        if architecture in _FROM_ONE and name.endswith("norm.weight"):
+            weight = weight + 1
+        elif architecture in _HEAD_BY_HEAD and "query_key_value" in name:
+            weight = _plain_qkv(weight, kv_heads, heads)
+        elif architecture in _PERMUTED and ("q_proj" in name or "k_proj" in name):
+            weight = _interleave(weight, heads if "q_proj" in name else kv_heads)
+        name = name.removeprefix("transformer.") if architecture == "bloom" else name
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        writer.add_tensor(stored, np.ascontiguousarray(weight, np.float32))
+    for name, factors in (("short", "short_factor"), ("long", "long_factor")):
+        rope = getattr(config, "rope_parameters", None) or {}
+        if factors in rope:
+            writer.add_tensor(f"rope_factors_{name}.weight", np.array(rope[factors], np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -165,6 +167,31 @@ def test_log_probabilities(llm: LLM) -> None:
         assert all(own is not None and own.logprob == pytest.approx(told.logprob, abs=0.05) for own, told in pairs)
     plain = llm.generate(prompts[0], GREEDY)[0]
     assert plain.prompt_logprobs is None and plain.completions[0].logprobs is None
+
+
+def test_embeddings(llm: LLM) -> None:
+    """Of many at once the same to the bit as of each alone, and of texts as of their ids."""
+    texts = ["The capital of France is", "1, 2, 3, 4,", "a", "Whales sing. " * 60]
+    kinds: tuple[Literal["mean", "last"], ...] = ("mean", "last")
+    for pooling in kinds:
+        vectors = llm.embed(texts, pooling=pooling)
+        assert vectors == [llm.embed(text, pooling=pooling)[0] for text in texts]
+        assert vectors == llm.embed([llm.tokenizer.encode(text) for text in texts], pooling=pooling)
+        assert [len(vector) for vector in vectors] == [llm.facts.embedding_size] * 4
+        assert [math.hypot(*vector) for vector in vectors] == pytest.approx([1] * 4, abs=1e-5)
+        raw = llm.embed(texts[0], pooling=pooling, normalize=False)[0]
+        short = llm.embed(texts[0], pooling=pooling, dimensions=10)[0]
+        assert [x / math.hypot(*raw) for x in raw] == pytest.approx(vectors[0], abs=1e-6)
+        assert short == pytest.approx([x / math.hypot(*raw[:10]) for x in raw[:10]], abs=1e-6)
+    assert llm.embed(texts) == llm.embed(texts, pooling="last")
+    assert llm.embed("a", pooling="last") == llm.embed("a", pooling="mean")
+    for wrong in (0, llm.facts.embedding_size + 1):
+        with pytest.raises(InvalidRequest, match="dimensions must be"):
+            llm.embed("a", dimensions=wrong)
+    with pytest.raises(InvalidRequest, match="pooling must be mean or last"):
+        llm.embed("a", pooling="cls")  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="the context length holds"):
+        llm.embed(["a", [5] * 9000])
 
 
 def test_progress_goes_to_standard_error(llm: LLM, capfd: pytest.CaptureFixture[str]) -> None:

@@ -11,13 +11,14 @@ import shutil
 from pathlib import Path
 
 from orcaserve.checkpoint.gguf import GGUFFile
+from orcaserve.checkpoint.pooling import MODULES, POOLING
 from orcaserve.core.errors import ModelNotFound
 
 WEIGHTS = "model.orca.safetensors"
 METADATA = "metadata.gguf"
 # Everything in a checkpoint folder that describes the model and cannot run.
 DESCRIPTIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
-                "special_tokens_map.json", "chat_template.jinja", "chat_template.json")  # fmt: skip
+                "special_tokens_map.json", "chat_template.jinja", "chat_template.json", MODULES, POOLING)  # fmt: skip
 
 
 def is_converted(path: Path) -> bool:
@@ -29,6 +30,7 @@ def copy_description(source: Path, folder: Path) -> None:
     if source.is_dir() and (source / "config.json").exists():
         for name in DESCRIPTIONS:
             if (source / name).exists():
+                (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(source / name, folder / name)
         return
     file = GGUFFile(gguf_of(source))

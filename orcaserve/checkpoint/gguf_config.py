@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,15 @@ _SIZES = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "attention.sliding_window": "sliding_window",
     "expert_count": "num_local_experts",
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "rope.freq_base_swa": "rope_local_base_freq",
 }
+_FLAGS = {"use_parallel_residual": "use_parallel_residual"}
 _GPT2 = {
     "max_position_embeddings": "n_positions",
     "hidden_size": "n_embd",
@@ -39,6 +47,31 @@ _EOS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer
 
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that are settings: they go into the config, and are no parameters of the model."""
+
+
+class _Values:
+    """The metadata of one architecture."""
+
+    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
+        self._metadata, self.architecture = metadata, architecture
+
+    def number(self, key: str) -> int | float | None:
+        """One number; a list with one number per layer must hold the same one for all."""
+        full = f"{self.architecture}.{key}"
+        value = self._metadata.get(full)
+        if isinstance(value, np.ndarray) and value.size:
+            if (value != value[0]).any():
+                raise UnsupportedModel(f"{full} differs from layer to layer, which is not supported")
+            value = value[0].item()
+        if value is not None and type(value) not in (int, float):
+            raise CheckpointError(f"{full} is not a number")
+        return value
+
+    def text(self, key: str) -> str | None:
+        value = self._metadata.get(f"{self.architecture}.{key}")
+        if value is not None and not isinstance(value, str):
+            raise CheckpointError(f"{self.architecture}.{key} is not a string")
+        return value
 
 
 def config_of(
@@ -66,43 +99,82 @@ def config_of(
         config.setdefault("vocab_size", embedding.shape[0])
     if values.number("attention.value_length") not in (None, config.get("head_dim")):
         raise UnsupportedModel(f"{architecture}: heads whose keys and values differ in size are not supported")
+    for key, name in _FLAGS.items():
+        flag = metadata.get(f"{architecture}.{key}")
+        if flag is not None:
+            config[name] = flag
+    if config.get("sliding_window") == 0:  # a way to say that there is none
+        config["sliding_window"] = None
     config["tie_word_embeddings"] = "output.weight" not in tensors
     config["attention_bias"] = "blk.0.attn_output.bias" in tensors
     config["mlp_bias"] = "blk.0.ffn_down.bias" in tensors
+    if architecture in _OF_ITS_OWN:
+        config |= _OF_ITS_OWN[architecture](values, config, tensors)
     config |= _rope(values, config, {name: read(name) for name in ROPE_TENSORS if name in tensors})
     renamed = _RENAMED.get(architecture, {})
     return {renamed.get(name, name): value for name, value in config.items()}
+
+
+def _gemma(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
+    """Gemma 2 and 3. Files do not say by what scores are scaled: it is by the size of a head, but of the largest model
+    of each, which is known by its layers, by the share of a head in the hidden size."""
+    hidden, heads, size = (config.get(key) for key in ("hidden_size", "num_attention_heads", "head_dim"))
+    largest = config.get("num_hidden_layers") == {"gemma2": 46, "gemma3": 62}[values.architecture]
+    own: dict[str, Any] = {}
+    if hidden and heads:
+        own["query_pre_attn_scalar"] = hidden / heads if largest or not size else size
+    if values.architecture == "gemma3":
+        own["sliding_window_pattern"] = values.number("attention.sliding_window_pattern")
+    return own
+
+
+def _falcon(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
+    new = "blk.0.attn_norm_2.weight" in tensors
+    heads = config.get("num_key_value_heads", config.get("num_attention_heads"))
+    return {
+        "new_decoder_architecture": new,
+        "multi_query": heads == 1 and not new,
+        "num_kv_heads": heads,
+        "bias": config["attention_bias"],
+        "ffn_hidden_size": config.get("intermediate_size"),
+    }
+
+
+def _mpt(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
+    clamp, most = values.number("attention.clamp_kqv"), values.number("attention.max_alibi_bias")
+    options = {"clip_qkv": clamp or None, "alibi": bool(most), "alibi_bias_max": most, "qk_ln": _Q_NORM in tensors}
+    return {"attn_config": options, "no_bias": not config["attention_bias"]}
+
+
+def _phi3(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
+    return {"original_max_position_embeddings": values.number("rope.scaling.original_context_length")}
+
+
+def _stablelm(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
+    parallel = "blk.0.ffn_norm.weight" not in tensors
+    return {
+        "qk_layernorm": _Q_NORM in tensors,
+        "use_parallel_residual": parallel,
+        "use_qkv_bias": "blk.0.attn_q.bias" in tensors,
+    }
+
+
+_Q_NORM = "blk.0.attn_q_norm.weight"
+# What files of an architecture say in tensors, or in keys of its own.
+_OF_ITS_OWN: dict[str, Callable[[_Values, Mapping[str, Any], Container[str]], dict[str, Any]]] = {
+    "gemma2": _gemma,
+    "gemma3": _gemma,
+    "falcon": _falcon,
+    "mpt": _mpt,
+    "phi3": _phi3,
+    "stablelm": _stablelm,
+}
 
 
 def generation_config_of(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """What generation_config.json would say: the ids that end a text."""
     eos = [metadata[key] for key in _EOS if type(metadata.get(key)) is int]
     return {"eos_token_id": eos}
-
-
-class _Values:
-    """The metadata of one architecture."""
-
-    def __init__(self, metadata: Mapping[str, Any], architecture: str) -> None:
-        self._metadata, self._architecture = metadata, architecture
-
-    def number(self, key: str) -> int | float | None:
-        """One number; a list with one number per layer must hold the same one for all."""
-        full = f"{self._architecture}.{key}"
-        value = self._metadata.get(full)
-        if isinstance(value, np.ndarray) and value.size:
-            if (value != value[0]).any():
-                raise UnsupportedModel(f"{full} differs from layer to layer, which is not supported")
-            value = value[0].item()
-        if value is not None and type(value) not in (int, float):
-            raise CheckpointError(f"{full} is not a number")
-        return value
-
-    def text(self, key: str) -> str | None:
-        value = self._metadata.get(f"{self._architecture}.{key}")
-        if value is not None and not isinstance(value, str):
-            raise CheckpointError(f"{self._architecture}.{key} is not a string")
-        return value
 
 
 def _rope(values: _Values, config: Mapping[str, Any], factors: Mapping[str, NDArray[np.float32]]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from orcaserve.checkpoint.pooling import MODULES, POOLING
 from orcaserve.core.errors import CheckpointError, ModelNotFound
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
@@ -30,7 +31,8 @@ FETCHING_SECONDS = 3600.0  # after which such a folder is nobody's
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 # Everything a checkpoint folder needs and nothing that could run code.
 HUB_FILES = ["model*.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json",
-             "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json"]  # fmt: skip
+             "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json",
+             MODULES, POOLING]  # fmt: skip
 
 
 def cache_dir() -> Path:

@@ -12,7 +12,8 @@ from orcaserve.config import DTYPES, QUANTIZATIONS
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the models in the cache, fetch one, print where one lies, or convert one."
     actions = parser.add_subparsers(dest="action", required=True, metavar="list|pull|path|convert")
-    actions.add_parser("list", help="the models in the cache: name, size, path")
+    listing = actions.add_parser("list", help="the models in the cache: name, size, path; --supported: all families")
+    listing.add_argument("--supported", action="store_true", help="the families of models that can be served instead")
     for action, text in (("pull", "fetch a model into the cache"), ("path", "print the path of a model in the cache")):
         sub = actions.add_parser(action, help=text)
         sub.add_argument("name", nargs="?", help=f"hub name owner/name[:file.gguf]; default: {DEFAULT_MODEL}")
@@ -33,7 +34,11 @@ def _add_convert(sub: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "list":
+    if args.action == "list" and args.supported:
+        from orcaserve.cli.supported import as_text
+
+        print(as_text())
+    elif args.action == "list":
         for name, path, size in cached_models():
             print(f"{name}\t{size / 1e6:.0f} MB\t{path}")
     elif args.action == "convert":

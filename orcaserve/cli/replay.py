@@ -144,6 +144,7 @@ def _setting(args: argparse.Namespace, log: Log, cost: object, changed: dict[str
         "fairness": was.fairness,
         "batched_tokens": was.batched_tokens,
         "target_itl": was.target_itl,
+        "sources": was.sources,
         "window": was.window,
     }
     return Setting(cost, **(made_of | changed))  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from orcaserve.cli.options import (
     engine_config,
     size_in_bytes,
 )
-from orcaserve.config import TOOL_CALL_PARSERS, ServingConfig
+from orcaserve.config import POOLINGS, TOOL_CALL_PARSERS, ServingConfig
 from orcaserve.core.errors import ConfigError
 
 
@@ -117,6 +117,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests may bring a chat_template of their own, which is a program; it runs in the same sandbox as the "
         "model's",
     )
+    group = parser.add_argument_group("embeddings")
+    group.add_argument(
+        "--pooling",
+        choices=POOLINGS,
+        default="auto",
+        help="what /v1/embeddings makes vectors of: the mean of all tokens' hidden states, or the last token's; auto: "
+        "as the model's sentence-transformers files say, else last (default: %(default)s)",
+    )
     group = parser.add_argument_group(
         "replicas",
         "Several engines behind one address, each with the whole model (in one process, or cut by -pp and -tp): for\n"
@@ -210,6 +218,7 @@ def serving_config(args: argparse.Namespace) -> ServingConfig:
         strict=args.strict,
         tool_call_parser=None if args.tool_call_parser == "auto" else args.tool_call_parser,
         trust_request_chat_template=args.trust_request_chat_template,
+        pooling=args.pooling,
         max_queued_reqs=args.max_num_queued_reqs,
         max_queued_tokens=args.max_num_queued_tokens,
         shutdown_timeout=args.shutdown_timeout,

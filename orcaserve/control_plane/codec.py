@@ -25,9 +25,11 @@ from orcaserve.core import (
     LiveRequest,
     LiveRequests,
     LiveState,
+    Pooling,
     Progress,
     Request,
     SamplingParams,
+    SourceFacts,
     Terms,
 )
 from orcaserve.core.sampling_params import MAX_TOKEN_ID
@@ -50,6 +52,12 @@ _KIND_TO_WIRE: dict[GrammarKind, wire.GrammarKind] = {
     GrammarKind.LARK: wire.GRAMMAR_KIND_LARK,
 }
 _KIND_FROM_WIRE: dict[int, GrammarKind] = {number: kind for kind, number in _KIND_TO_WIRE.items()}
+_POOLING_TO_WIRE: dict[Pooling | None, wire.Pooling] = {
+    None: wire.POOLING_UNSPECIFIED,
+    Pooling.MEAN: wire.POOLING_MEAN,
+    Pooling.LAST: wire.POOLING_LAST,
+}
+_POOLING_FROM_WIRE: dict[int, Pooling | None] = {number: pooling for pooling, number in _POOLING_TO_WIRE.items()}
 
 
 def encode_submit(request: Request) -> wire.Submit:
@@ -140,6 +148,7 @@ def encode_sampling(params: SamplingParams) -> wire.Sampling:
         prompt_logprobs=params.prompt_logprobs,
         grammar=None if params.grammar is None else _encode_grammar(params.grammar),
         ignore_eos=params.ignore_eos and params.grammar is not None,
+        pooling=encode_pooling(params.pooling),
     )
 
 
@@ -160,7 +169,19 @@ def decode_sampling(sampling: wire.Sampling) -> SamplingParams:
         prompt_logprobs=sampling.prompt_logprobs if sampling.HasField("prompt_logprobs") else None,
         grammar=_decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
         ignore_eos=sampling.ignore_eos,
+        pooling=decode_pooling(sampling.pooling),
     )
+
+
+def encode_pooling(pooling: Pooling | None) -> wire.Pooling:
+    return _POOLING_TO_WIRE[pooling]
+
+
+def decode_pooling(number: int) -> Pooling | None:
+    """Raises InvalidRequest."""
+    if number not in _POOLING_FROM_WIRE:
+        raise InvalidRequest("pooling", "the kind of pooling is unknown")
+    return _POOLING_FROM_WIRE[number]
 
 
 def _encode_grammar(grammar: Grammar) -> wire.Grammar:
@@ -193,17 +214,20 @@ def encode_report(report: IterationReport) -> wire.FromEngine:
         for row, progress in enumerate(report.progress):
             if progress.logprobs is not None:
                 encode_logprobs(progress.logprobs, columns.logprobs[row])
+            if progress.embedding is not None:
+                columns.embeddings[row] = progress.embedding
     return message
 
 
 def encode_reports(report: IterationReport) -> Iterator[wire.FromEngine]:
-    """As encode_report, in several messages if its log-probabilities are too much for one."""
+    """As encode_report, in several messages if its log-probabilities and embeddings are too much for one."""
     if not report.describes:
         yield encode_report(report)
         return
     begin = size = 0
     for row, progress in enumerate(report.progress):
         own = 0 if progress.logprobs is None else size_of(progress.logprobs)
+        own += 0 if progress.embedding is None else len(progress.embedding)
         if row > begin and size + own > MAX_TURN_BYTES:
             yield encode_report(IterationReport(report.progress[begin:row], report.status, True))
             begin = row
@@ -233,6 +257,10 @@ def decode_progress(report: wire.IterationReport) -> list[Progress]:
         if row >= len(rows):
             raise ValueError("a row has begun that is not there")
         rows[row].began = Began(began.waited, began.n_cached)
+    for row, embedding in report.embeddings.items():
+        if row >= len(rows):
+            raise ValueError("there is an embedding of a row that is not there")
+        rows[row].embedding = embedding
     return rows
 
 
@@ -247,9 +275,15 @@ def encode_facts(facts: EngineFacts) -> wire.FromEngine:
             max_bs=min(facts.max_bs, _MAX_UINT32),
             n_workers=facts.n_workers,
             eos_ids=sorted(facts.eos_ids),
+            embedding_size=facts.embedding_size,
+            source=None if facts.source is None else _encode_source(facts.source),
             window=facts.window or 0,
         )
     )
+
+
+def _encode_source(source: SourceFacts) -> wire.Source:
+    return wire.Source(longest=source.longest, start=source.start, page_size=source.page_size)
 
 
 def decode_facts(facts: wire.Facts) -> EngineFacts:
@@ -261,8 +295,14 @@ def decode_facts(facts: wire.Facts) -> EngineFacts:
         max_bs=facts.max_bs,
         n_workers=facts.n_workers,
         eos_ids=frozenset(facts.eos_ids),
+        embedding_size=facts.embedding_size,
+        source=_decode_source(facts.source) if facts.HasField("source") else None,
         window=facts.window or None,
     )
+
+
+def _decode_source(source: wire.Source) -> SourceFacts:
+    return SourceFacts(source.longest, source.start, source.page_size)
 
 
 def encode_failure(message: str) -> wire.FromEngine:

@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Pooling(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    POOLING_UNSPECIFIED: _ClassVar[Pooling]
+    POOLING_MEAN: _ClassVar[Pooling]
+    POOLING_LAST: _ClassVar[Pooling]
+
 class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
@@ -21,6 +27,9 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_CANCELLED: _ClassVar[FinishReason]
     FINISH_REASON_ERROR: _ClassVar[FinishReason]
+POOLING_UNSPECIFIED: Pooling
+POOLING_MEAN: Pooling
+POOLING_LAST: Pooling
 GRAMMAR_KIND_UNSPECIFIED: GrammarKind
 GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
 GRAMMAR_KIND_REGEX: GrammarKind
@@ -110,7 +119,7 @@ class Terms(_message.Message):
     def __init__(self, client: _Optional[str] = ..., weight: _Optional[float] = ..., priority: _Optional[int] = ..., background: _Optional[bool] = ..., cache_salt: _Optional[str] = ..., timeout: _Optional[float] = ..., first_token: _Optional[float] = ..., between_tokens: _Optional[float] = ...) -> None: ...
 
 class Sampling(_message.Message):
-    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "prompt_logprobs", "grammar", "ignore_eos")
+    __slots__ = ("max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "logprobs", "prompt_logprobs", "grammar", "ignore_eos", "pooling")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -132,6 +141,7 @@ class Sampling(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     max_tokens: int
     min_tokens: int
     temperature: float
@@ -146,7 +156,8 @@ class Sampling(_message.Message):
     prompt_logprobs: int
     grammar: Grammar
     ignore_eos: bool
-    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., ignore_eos: _Optional[bool] = ...) -> None: ...
+    pooling: Pooling
+    def __init__(self, max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ..., ignore_eos: _Optional[bool] = ..., pooling: _Optional[_Union[Pooling, str]] = ...) -> None: ...
 
 class Grammar(_message.Message):
     __slots__ = ("kind", "text")
@@ -209,7 +220,7 @@ class Heartbeat(_message.Message):
     def __init__(self) -> None: ...
 
 class Facts(_message.Message):
-    __slots__ = ("model_name", "vocab_size", "context_length", "n_slots", "max_bs", "n_workers", "eos_ids", "window")
+    __slots__ = ("model_name", "vocab_size", "context_length", "n_slots", "max_bs", "n_workers", "eos_ids", "window", "embedding_size", "source")
     MODEL_NAME_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LENGTH_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +229,8 @@ class Facts(_message.Message):
     N_WORKERS_FIELD_NUMBER: _ClassVar[int]
     EOS_IDS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDING_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     model_name: str
     vocab_size: int
     context_length: int
@@ -226,10 +239,22 @@ class Facts(_message.Message):
     n_workers: int
     eos_ids: _containers.RepeatedScalarFieldContainer[int]
     window: int
-    def __init__(self, model_name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., n_slots: _Optional[int] = ..., max_bs: _Optional[int] = ..., n_workers: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ...) -> None: ...
+    embedding_size: int
+    source: Source
+    def __init__(self, model_name: _Optional[str] = ..., vocab_size: _Optional[int] = ..., context_length: _Optional[int] = ..., n_slots: _Optional[int] = ..., max_bs: _Optional[int] = ..., n_workers: _Optional[int] = ..., eos_ids: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., embedding_size: _Optional[int] = ..., source: _Optional[_Union[Source, _Mapping]] = ...) -> None: ...
+
+class Source(_message.Message):
+    __slots__ = ("longest", "start", "page_size")
+    LONGEST_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    longest: int
+    start: int
+    page_size: int
+    def __init__(self, longest: _Optional[int] = ..., start: _Optional[int] = ..., page_size: _Optional[int] = ...) -> None: ...
 
 class IterationReport(_message.Message):
-    __slots__ = ("request_ids", "tokens", "ended_rows", "finish_reasons", "errors", "status", "logprobs", "began")
+    __slots__ = ("request_ids", "tokens", "ended_rows", "finish_reasons", "errors", "status", "logprobs", "began", "embeddings")
     class ErrorsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -251,6 +276,13 @@ class IterationReport(_message.Message):
         key: int
         value: Began
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[Began, _Mapping]] = ...) -> None: ...
+    class EmbeddingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: bytes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     ENDED_ROWS_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +291,7 @@ class IterationReport(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     BEGAN_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
     ended_rows: _containers.RepeatedScalarFieldContainer[int]
@@ -267,7 +300,8 @@ class IterationReport(_message.Message):
     status: Status
     logprobs: _containers.MessageMap[int, Logprobs]
     began: _containers.MessageMap[int, Began]
-    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ended_rows: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ..., errors: _Optional[_Mapping[int, str]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., logprobs: _Optional[_Mapping[int, Logprobs]] = ..., began: _Optional[_Mapping[int, Began]] = ...) -> None: ...
+    embeddings: _containers.ScalarMap[int, bytes]
+    def __init__(self, request_ids: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., ended_rows: _Optional[_Iterable[int]] = ..., finish_reasons: _Optional[_Iterable[_Union[FinishReason, str]]] = ..., errors: _Optional[_Mapping[int, str]] = ..., status: _Optional[_Union[Status, _Mapping]] = ..., logprobs: _Optional[_Mapping[int, Logprobs]] = ..., began: _Optional[_Mapping[int, Began]] = ..., embeddings: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class Began(_message.Message):
     __slots__ = ("waited", "n_cached")

@@ -6,13 +6,19 @@ disagree, for a mistake of our own is better seen here than in the kernels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import orcaserve.core as core
 from orcaserve.control_plane import engine_pb2 as engine_wire
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.control_plane.codec import MAX_TURN_BYTES, decode_sampling, encode_sampling
+from orcaserve.control_plane.codec import (
+    MAX_TURN_BYTES,
+    decode_pooling,
+    decode_sampling,
+    encode_pooling,
+    encode_sampling,
+)
 from orcaserve.control_plane.logprobs_codec import decode_logprobs, encode_logprobs, size_of
 from orcaserve.core import (
     Batch,
@@ -60,7 +66,7 @@ def encode_iteration(batch: Batch) -> wire.Iteration:
                 n_output=entry.n_output,
             )
         elif entry.n_to_come:
-            message.pieces.add(row=row, n_to_come=entry.n_to_come)
+            message.pieces.add(row=row, n_to_come=entry.n_to_come, pooling=encode_pooling(entry.pooling))
         else:
             continue
         if (prefix := entry.prefix) is not None:
@@ -78,7 +84,7 @@ def decode_iteration(message: wire.Iteration) -> Batch:
     """Raises ValueError if the columns disagree, InvalidRequest if sampling settings are wrong."""
     tokens, at = list(message.tokens), 0
     admissions = {admission.row: admission for admission in message.admissions}
-    pieces = {piece.row: piece.n_to_come for piece in message.pieces}
+    pieces = {piece.row: piece for piece in message.pieces}
     scorings = {each.row: _scoring(each) for each in message.scorings}
     prefixes = {each.row: _prefix(each) for each in message.prefixes}
     adapted = {each.row: each.adapter for each in message.adapted}
@@ -94,8 +100,8 @@ def decode_iteration(message: wire.Iteration) -> Batch:
             raise ValueError(f"iteration {message.number}: row {row} has other tokens than its length says")
         admission = admissions.pop(row, None)
         if row in pieces:
-            n_to_come = pieces.pop(row)
-            if admission is not None or n_to_come == 0:
+            piece = pieces.pop(row)
+            if admission is not None or piece.n_to_come == 0:
                 raise ValueError(f"iteration {message.number}: row {row} is a last piece and is not")
             scoring = scorings.pop(row, None)
             entries.append(
@@ -104,9 +110,10 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                     Phase.INITIATION,
                     own,
                     position,
-                    n_to_come=n_to_come,
+                    n_to_come=piece.n_to_come,
                     scoring=scoring,
                     prefix=prefix,
+                    pooling=decode_pooling(piece.pooling),
                     adapter=adapted.pop(row, 0),
                 )
             )
@@ -129,6 +136,7 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                     *settings,
                     scoring=scoring,
                     prefix=prefix,
+                    pooling=params.pooling,
                     adapter=adapted.pop(row, 0),
                 )
             )
@@ -152,34 +160,43 @@ def encode_result(result: IterationResult) -> wire.FromWorker:
     message.failures.update(result.failures)
     for request_id, logprobs in result.logprobs.items():
         encode_logprobs(logprobs, message.logprobs[request_id])
+    message.embeddings.update(result.embeddings)
     return wire.FromWorker(result=message)
 
 
 def encode_results(result: IterationResult) -> Iterator[wire.FromWorker]:
-    """As encode_result; before it others with log-probabilities, if they are too much for one message."""
-    sizes = {request_id: size_of(logprobs) for request_id, logprobs in result.logprobs.items()}
-    left = dict(result.logprobs)
-    while sum(sizes.values()) > MAX_TURN_BYTES and len(left) > 1:
-        early, size = wire.ResultLogprobs(), 0
-        for request_id in list(left):
+    """As encode_result; before it parts of it, if its log-probabilities and embeddings are too much for one message."""
+    if not result.logprobs and not result.embeddings:
+        yield encode_result(result)
+        return
+    logprobs, embeddings = dict(result.logprobs), dict(result.embeddings)
+    sizes = {request_id: len(embedding) for request_id, embedding in embeddings.items()}
+    for request_id, own in logprobs.items():
+        sizes[request_id] = sizes.get(request_id, 0) + size_of(own)
+    while sum(sizes.values()) > MAX_TURN_BYTES and len(sizes) > 1:
+        part, size = wire.ResultPart(), 0
+        for request_id in list(sizes):
             size += sizes[request_id]
-            if size > MAX_TURN_BYTES and early.logprobs:
+            if size > MAX_TURN_BYTES and (part.logprobs or part.embeddings):
                 break
-            encode_logprobs(left.pop(request_id), early.logprobs[request_id])
             del sizes[request_id]
-        yield wire.FromWorker(logprobs=early)
-    yield encode_result(replace(result, logprobs=left) if len(left) < len(result.logprobs) else result)
+            if request_id in logprobs:
+                encode_logprobs(logprobs.pop(request_id), part.logprobs[request_id])
+            if request_id in embeddings:
+                part.embeddings[request_id] = embeddings.pop(request_id)
+        yield wire.FromWorker(part=part)
+    yield encode_result(replace(result, logprobs=logprobs, embeddings=embeddings))
 
 
-def decode_result(message: wire.Result, early: Mapping[int, Logprobs] | None = None) -> IterationResult:
-    """early: log-probabilities that came before. Raises ValueError if columns disagree."""
-    logprobs = {**(early or {}), **_logprobs(message.logprobs)}
-    return IterationResult(message.iteration, list(message.tokens), dict(message.failures), message.seconds, logprobs)
-
-
-def decode_early(message: wire.ResultLogprobs) -> dict[int, Logprobs]:
-    """Of the next result. Raises ValueError if columns disagree."""
-    return _logprobs(message.logprobs)
+def decode_result(message: wire.Result, parts: Sequence[wire.ResultPart] = ()) -> IterationResult:
+    """parts: those that came before. Raises ValueError if columns disagree."""
+    logprobs, embeddings = _logprobs(message.logprobs), dict(message.embeddings)
+    for part in parts:
+        logprobs |= _logprobs(part.logprobs)
+        embeddings |= part.embeddings
+    return IterationResult(
+        message.iteration, list(message.tokens), dict(message.failures), message.seconds, logprobs, embeddings
+    )
 
 
 def _logprobs(messages: Mapping[int, engine_wire.Logprobs]) -> dict[int, Logprobs]:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from orcaserve.control_plane import engine_pb2 as orcaserve_dot_control__plane_dot_engine__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orcaserve/control_plane/worker.proto\x12\x0corcaserve.v1\x1a$orcaserve/control_plane/engine.proto\"\xcd\x01\n\x08ToWorker\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.StartH\x00\x12,\n\titeration\x18\x02 \x01(\x0b\x32\x17.orcaserve.v1.IterationH\x00\x12,\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1b.orcaserve.v1.ClockQuestionH\x00\x12%\n\x04load\x18\x04 \x01(\x0b\x32\x15.orcaserve.v1.AdapterH\x00\x12\x10\n\x06unload\x18\x05 \x01(\x04H\x00\x42\x06\n\x04kind\"\x1d\n\rClockQuestion\x12\x0c\n\x04sent\x18\x01 \x01(\x04\">\n\x0b\x43lockAnswer\x12\x0c\n\x04sent\x18\x01 \x01(\x04\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x0f\n\x07replied\x18\x03 \x01(\x04\":\n\x05Start\x12\x0f\n\x07n_slots\x18\x01 \x01(\x04\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x12\n\nrendezvous\x18\x03 \x01(\t\"\xf1\x02\n\tIteration\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x11\n\tpositions\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12+\n\nadmissions\x18\x06 \x03(\x0b\x32\x17.orcaserve.v1.Admission\x12\r\n\x05\x64rops\x18\x07 \x03(\x04\x12#\n\x06pieces\x18\x08 \x03(\x0b\x32\x13.orcaserve.v1.Piece\x12\'\n\x08scorings\x18\t \x03(\x0b\x32\x15.orcaserve.v1.Scoring\x12&\n\x08prefixes\x18\n \x03(\x0b\x32\x14.orcaserve.v1.Prefix\x12 \n\x04kept\x18\x0b \x03(\x0b\x32\x12.orcaserve.v1.Kept\x12\x0f\n\x07\x65victed\x18\x0c \x03(\x04\x12&\n\x07\x61\x64\x61pted\x18\r \x03(\x0b\x32\x15.orcaserve.v1.Adapted\"\'\n\x07\x41\x64\x61pted\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\x04\"W\n\x06Prefix\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\x04\x12\x0e\n\x06\x63opied\x18\x03 \x01(\x04\x12\x10\n\x08n_copied\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"N\n\x04Kept\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\x04\x12\t\n\x01n\x18\x04 \x01(\r\"I\n\x07Scoring\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05n_top\x18\x02 \x01(\r\x12\x15\n\x08\x66ollower\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_follower\"\'\n\x05Piece\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\tn_to_come\x18\x02 \x01(\r\"t\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Sampling\x12\x10\n\x08stop_ids\x18\x03 \x03(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x12\x12\x10\n\x08n_output\x18\x05 \x01(\r\"\x0b\n\tForwarded\"\x96\x03\n\nFromWorker\x12&\n\x06loaded\x18\x01 \x01(\x0b\x32\x14.orcaserve.v1.LoadedH\x00\x12$\n\x05ready\x18\x02 \x01(\x0b\x32\x13.orcaserve.v1.ReadyH\x00\x12&\n\x06result\x18\x03 \x01(\x0b\x32\x14.orcaserve.v1.ResultH\x00\x12$\n\x05spans\x18\x04 \x01(\x0b\x32\x13.orcaserve.v1.SpansH\x00\x12.\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.orcaserve.v1.WorkerFailureH\x00\x12\"\n\x04\x62\x65\x61t\x18\x07 \x01(\x0b\x32\x12.orcaserve.v1.BeatH\x00\x12*\n\x05\x63lock\x18\x08 \x01(\x0b\x32\x19.orcaserve.v1.ClockAnswerH\x00\x12\x30\n\x08logprobs\x18\t \x01(\x0b\x32\x1c.orcaserve.v1.ResultLogprobsH\x00\x12,\n\x07\x61\x64\x61pter\x18\n \x01(\x0b\x32\x19.orcaserve.v1.AdapterNewsH\x00\x42\x06\n\x04kindJ\x04\x08\x06\x10\x07\"A\n\x06Loaded\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\"\x07\n\x05Ready\"H\n\x04\x42\x65\x61t\x12\x0c\n\x04\x62usy\x18\x01 \x01(\x08\x12\r\n\x05n_run\x18\x02 \x01(\x04\x12\x10\n\x08progress\x18\x03 \x01(\x04\x12\x11\n\twaits_for\x18\x04 \x01(\t\"\xa2\x02\n\x06Result\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x34\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\".orcaserve.v1.Result.FailuresEntry\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".orcaserve.v1.Result.LogprobsEntry\x1a/\n\rFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\"\x97\x01\n\x0eResultLogprobs\x12<\n\x08logprobs\x18\x01 \x03(\x0b\x32*.orcaserve.v1.ResultLogprobs.LogprobsEntry\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\"m\n\x05Spans\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x12\n\nn_requests\x18\x02 \x01(\r\x12\x10\n\x08n_tokens\x18\x03 \x01(\r\x12\r\n\x05names\x18\x04 \x03(\t\x12\x0e\n\x06starts\x18\x05 \x03(\x04\x12\x0c\n\x04\x65nds\x18\x06 \x03(\x04\"<\n\rWorkerFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2\x87\x01\n\x06Worker\x12>\n\x06\x41ttach\x12\x16.orcaserve.v1.ToWorker\x1a\x18.orcaserve.v1.FromWorker(\x01\x30\x01\x12=\n\x07\x46orward\x12\x17.orcaserve.v1.Iteration\x1a\x17.orcaserve.v1.Forwarded(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$orcaserve/control_plane/worker.proto\x12\x0corcaserve.v1\x1a$orcaserve/control_plane/engine.proto\"\xcd\x01\n\x08ToWorker\x12$\n\x05start\x18\x01 \x01(\x0b\x32\x13.orcaserve.v1.StartH\x00\x12,\n\titeration\x18\x02 \x01(\x0b\x32\x17.orcaserve.v1.IterationH\x00\x12,\n\x05\x63lock\x18\x03 \x01(\x0b\x32\x1b.orcaserve.v1.ClockQuestionH\x00\x12%\n\x04load\x18\x04 \x01(\x0b\x32\x15.orcaserve.v1.AdapterH\x00\x12\x10\n\x06unload\x18\x05 \x01(\x04H\x00\x42\x06\n\x04kind\"\x1d\n\rClockQuestion\x12\x0c\n\x04sent\x18\x01 \x01(\x04\">\n\x0b\x43lockAnswer\x12\x0c\n\x04sent\x18\x01 \x01(\x04\x12\x10\n\x08received\x18\x02 \x01(\x04\x12\x0f\n\x07replied\x18\x03 \x01(\x04\":\n\x05Start\x12\x0f\n\x07n_slots\x18\x01 \x01(\x04\x12\x0c\n\x04next\x18\x02 \x01(\t\x12\x12\n\nrendezvous\x18\x03 \x01(\t\"\xf1\x02\n\tIteration\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12\x13\n\x0brequest_ids\x18\x02 \x03(\x04\x12\x0f\n\x07lengths\x18\x03 \x03(\r\x12\x11\n\tpositions\x18\x04 \x03(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12+\n\nadmissions\x18\x06 \x03(\x0b\x32\x17.orcaserve.v1.Admission\x12\r\n\x05\x64rops\x18\x07 \x03(\x04\x12#\n\x06pieces\x18\x08 \x03(\x0b\x32\x13.orcaserve.v1.Piece\x12\'\n\x08scorings\x18\t \x03(\x0b\x32\x15.orcaserve.v1.Scoring\x12&\n\x08prefixes\x18\n \x03(\x0b\x32\x14.orcaserve.v1.Prefix\x12 \n\x04kept\x18\x0b \x03(\x0b\x32\x12.orcaserve.v1.Kept\x12\x0f\n\x07\x65victed\x18\x0c \x03(\x04\x12&\n\x07\x61\x64\x61pted\x18\r \x03(\x0b\x32\x15.orcaserve.v1.Adapted\"\'\n\x07\x41\x64\x61pted\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x61pter\x18\x02 \x01(\x04\"W\n\x06Prefix\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06\x62locks\x18\x02 \x03(\x04\x12\x0e\n\x06\x63opied\x18\x03 \x01(\x04\x12\x10\n\x08n_copied\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\"N\n\x04Kept\x12\x12\n\nrequest_id\x18\x01 \x01(\x04\x12\x12\n\nfirst_page\x18\x02 \x01(\r\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\x04\x12\t\n\x01n\x18\x04 \x01(\r\"I\n\x07Scoring\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\r\n\x05n_top\x18\x02 \x01(\r\x12\x15\n\x08\x66ollower\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x0b\n\t_follower\"O\n\x05Piece\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x11\n\tn_to_come\x18\x02 \x01(\r\x12&\n\x07pooling\x18\x03 \x01(\x0e\x32\x15.orcaserve.v1.Pooling\"t\n\tAdmission\x12\x0b\n\x03row\x18\x01 \x01(\r\x12(\n\x08sampling\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Sampling\x12\x10\n\x08stop_ids\x18\x03 \x03(\r\x12\x0c\n\x04seed\x18\x04 \x01(\x12\x12\x10\n\x08n_output\x18\x05 \x01(\r\"\x0b\n\tForwarded\"\x8e\x03\n\nFromWorker\x12&\n\x06loaded\x18\x01 \x01(\x0b\x32\x14.orcaserve.v1.LoadedH\x00\x12$\n\x05ready\x18\x02 \x01(\x0b\x32\x13.orcaserve.v1.ReadyH\x00\x12&\n\x06result\x18\x03 \x01(\x0b\x32\x14.orcaserve.v1.ResultH\x00\x12$\n\x05spans\x18\x04 \x01(\x0b\x32\x13.orcaserve.v1.SpansH\x00\x12.\n\x07\x66\x61ilure\x18\x05 \x01(\x0b\x32\x1b.orcaserve.v1.WorkerFailureH\x00\x12\"\n\x04\x62\x65\x61t\x18\x07 \x01(\x0b\x32\x12.orcaserve.v1.BeatH\x00\x12*\n\x05\x63lock\x18\x08 \x01(\x0b\x32\x19.orcaserve.v1.ClockAnswerH\x00\x12(\n\x04part\x18\t \x01(\x0b\x32\x18.orcaserve.v1.ResultPartH\x00\x12,\n\x07\x61\x64\x61pter\x18\n \x01(\x0b\x32\x19.orcaserve.v1.AdapterNewsH\x00\x42\x06\n\x04kindJ\x04\x08\x06\x10\x07\"A\n\x06Loaded\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x12\n\nslot_bytes\x18\x02 \x01(\x04\x12\x12\n\nfree_bytes\x18\x03 \x01(\x04\"\x07\n\x05Ready\"H\n\x04\x42\x65\x61t\x12\x0c\n\x04\x62usy\x18\x01 \x01(\x08\x12\r\n\x05n_run\x18\x02 \x01(\x04\x12\x10\n\x08progress\x18\x03 \x01(\x04\x12\x11\n\twaits_for\x18\x04 \x01(\t\"\x8f\x03\n\x06Result\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x34\n\x08\x66\x61ilures\x18\x03 \x03(\x0b\x32\".orcaserve.v1.Result.FailuresEntry\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x12\x34\n\x08logprobs\x18\x05 \x03(\x0b\x32\".orcaserve.v1.Result.LogprobsEntry\x12\x38\n\nembeddings\x18\x06 \x03(\x0b\x32$.orcaserve.v1.Result.EmbeddingsEntry\x1a/\n\rFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\x1a\x31\n\x0f\x45mbeddingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"\x80\x02\n\nResultPart\x12\x38\n\x08logprobs\x18\x01 \x03(\x0b\x32&.orcaserve.v1.ResultPart.LogprobsEntry\x12<\n\nembeddings\x18\x02 \x03(\x0b\x32(.orcaserve.v1.ResultPart.EmbeddingsEntry\x1aG\n\rLogprobsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12%\n\x05value\x18\x02 \x01(\x0b\x32\x16.orcaserve.v1.Logprobs:\x02\x38\x01\x1a\x31\n\x0f\x45mbeddingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\x04\x12\r\n\x05value\x18\x02 \x01(\x0c:\x02\x38\x01\"m\n\x05Spans\x12\x11\n\titeration\x18\x01 \x01(\x04\x12\x12\n\nn_requests\x18\x02 \x01(\r\x12\x10\n\x08n_tokens\x18\x03 \x01(\r\x12\r\n\x05names\x18\x04 \x03(\t\x12\x0e\n\x06starts\x18\x05 \x03(\x04\x12\x0c\n\x04\x65nds\x18\x06 \x03(\x04\"<\n\rWorkerFailure\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t2\x87\x01\n\x06Worker\x12>\n\x06\x41ttach\x12\x16.orcaserve.v1.ToWorker\x1a\x18.orcaserve.v1.FromWorker(\x01\x30\x01\x12=\n\x07\x46orward\x12\x17.orcaserve.v1.Iteration\x1a\x17.orcaserve.v1.Forwarded(\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESULT_FAILURESENTRY']._serialized_options = b'8\001'
   _globals['_RESULT_LOGPROBSENTRY']._loaded_options = None
   _globals['_RESULT_LOGPROBSENTRY']._serialized_options = b'8\001'
-  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._loaded_options = None
-  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._serialized_options = b'8\001'
+  _globals['_RESULT_EMBEDDINGSENTRY']._loaded_options = None
+  _globals['_RESULT_EMBEDDINGSENTRY']._serialized_options = b'8\001'
+  _globals['_RESULTPART_LOGPROBSENTRY']._loaded_options = None
+  _globals['_RESULTPART_LOGPROBSENTRY']._serialized_options = b'8\001'
+  _globals['_RESULTPART_EMBEDDINGSENTRY']._loaded_options = None
+  _globals['_RESULTPART_EMBEDDINGSENTRY']._serialized_options = b'8\001'
   _globals['_TOWORKER']._serialized_start=93
   _globals['_TOWORKER']._serialized_end=298
   _globals['_CLOCKQUESTION']._serialized_start=300
@@ -57,33 +61,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORING']._serialized_start=1037
   _globals['_SCORING']._serialized_end=1110
   _globals['_PIECE']._serialized_start=1112
-  _globals['_PIECE']._serialized_end=1151
-  _globals['_ADMISSION']._serialized_start=1153
-  _globals['_ADMISSION']._serialized_end=1269
-  _globals['_FORWARDED']._serialized_start=1271
-  _globals['_FORWARDED']._serialized_end=1282
-  _globals['_FROMWORKER']._serialized_start=1285
-  _globals['_FROMWORKER']._serialized_end=1691
-  _globals['_LOADED']._serialized_start=1693
-  _globals['_LOADED']._serialized_end=1758
-  _globals['_READY']._serialized_start=1760
-  _globals['_READY']._serialized_end=1767
-  _globals['_BEAT']._serialized_start=1769
-  _globals['_BEAT']._serialized_end=1841
-  _globals['_RESULT']._serialized_start=1844
-  _globals['_RESULT']._serialized_end=2134
-  _globals['_RESULT_FAILURESENTRY']._serialized_start=2014
-  _globals['_RESULT_FAILURESENTRY']._serialized_end=2061
-  _globals['_RESULT_LOGPROBSENTRY']._serialized_start=2063
-  _globals['_RESULT_LOGPROBSENTRY']._serialized_end=2134
-  _globals['_RESULTLOGPROBS']._serialized_start=2137
-  _globals['_RESULTLOGPROBS']._serialized_end=2288
-  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._serialized_start=2063
-  _globals['_RESULTLOGPROBS_LOGPROBSENTRY']._serialized_end=2134
-  _globals['_SPANS']._serialized_start=2290
-  _globals['_SPANS']._serialized_end=2399
-  _globals['_WORKERFAILURE']._serialized_start=2401
-  _globals['_WORKERFAILURE']._serialized_end=2461
-  _globals['_WORKER']._serialized_start=2464
-  _globals['_WORKER']._serialized_end=2599
+  _globals['_PIECE']._serialized_end=1191
+  _globals['_ADMISSION']._serialized_start=1193
+  _globals['_ADMISSION']._serialized_end=1309
+  _globals['_FORWARDED']._serialized_start=1311
+  _globals['_FORWARDED']._serialized_end=1322
+  _globals['_FROMWORKER']._serialized_start=1325
+  _globals['_FROMWORKER']._serialized_end=1723
+  _globals['_LOADED']._serialized_start=1725
+  _globals['_LOADED']._serialized_end=1790
+  _globals['_READY']._serialized_start=1792
+  _globals['_READY']._serialized_end=1799
+  _globals['_BEAT']._serialized_start=1801
+  _globals['_BEAT']._serialized_end=1873
+  _globals['_RESULT']._serialized_start=1876
+  _globals['_RESULT']._serialized_end=2275
+  _globals['_RESULT_FAILURESENTRY']._serialized_start=2104
+  _globals['_RESULT_FAILURESENTRY']._serialized_end=2151
+  _globals['_RESULT_LOGPROBSENTRY']._serialized_start=2153
+  _globals['_RESULT_LOGPROBSENTRY']._serialized_end=2224
+  _globals['_RESULT_EMBEDDINGSENTRY']._serialized_start=2226
+  _globals['_RESULT_EMBEDDINGSENTRY']._serialized_end=2275
+  _globals['_RESULTPART']._serialized_start=2278
+  _globals['_RESULTPART']._serialized_end=2534
+  _globals['_RESULTPART_LOGPROBSENTRY']._serialized_start=2153
+  _globals['_RESULTPART_LOGPROBSENTRY']._serialized_end=2224
+  _globals['_RESULTPART_EMBEDDINGSENTRY']._serialized_start=2226
+  _globals['_RESULTPART_EMBEDDINGSENTRY']._serialized_end=2275
+  _globals['_SPANS']._serialized_start=2536
+  _globals['_SPANS']._serialized_end=2645
+  _globals['_WORKERFAILURE']._serialized_start=2647
+  _globals['_WORKERFAILURE']._serialized_end=2707
+  _globals['_WORKER']._serialized_start=2710
+  _globals['_WORKER']._serialized_end=2845
 # @@protoc_insertion_point(module_scope)

@@ -122,12 +122,14 @@ class Scoring(_message.Message):
     def __init__(self, row: _Optional[int] = ..., n_top: _Optional[int] = ..., follower: _Optional[int] = ...) -> None: ...
 
 class Piece(_message.Message):
-    __slots__ = ("row", "n_to_come")
+    __slots__ = ("row", "n_to_come", "pooling")
     ROW_FIELD_NUMBER: _ClassVar[int]
     N_TO_COME_FIELD_NUMBER: _ClassVar[int]
+    POOLING_FIELD_NUMBER: _ClassVar[int]
     row: int
     n_to_come: int
-    def __init__(self, row: _Optional[int] = ..., n_to_come: _Optional[int] = ...) -> None: ...
+    pooling: _engine_pb2.Pooling
+    def __init__(self, row: _Optional[int] = ..., n_to_come: _Optional[int] = ..., pooling: _Optional[_Union[_engine_pb2.Pooling, str]] = ...) -> None: ...
 
 class Admission(_message.Message):
     __slots__ = ("row", "sampling", "stop_ids", "seed", "n_output")
@@ -148,7 +150,7 @@ class Forwarded(_message.Message):
     def __init__(self) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock", "logprobs", "adapter")
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock", "part", "adapter")
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -156,7 +158,7 @@ class FromWorker(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     BEAT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
     loaded: Loaded
     ready: Ready
@@ -165,9 +167,9 @@ class FromWorker(_message.Message):
     failure: WorkerFailure
     beat: Beat
     clock: ClockAnswer
-    logprobs: ResultLogprobs
+    part: ResultPart
     adapter: _engine_pb2.AdapterNews
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ..., logprobs: _Optional[_Union[ResultLogprobs, _Mapping]] = ..., adapter: _Optional[_Union[_engine_pb2.AdapterNews, _Mapping]] = ...) -> None: ...
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ..., part: _Optional[_Union[ResultPart, _Mapping]] = ..., adapter: _Optional[_Union[_engine_pb2.AdapterNews, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("version", "slot_bytes", "free_bytes")
@@ -196,7 +198,7 @@ class Beat(_message.Message):
     def __init__(self, busy: _Optional[bool] = ..., n_run: _Optional[int] = ..., progress: _Optional[int] = ..., waits_for: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("iteration", "tokens", "failures", "seconds", "logprobs")
+    __slots__ = ("iteration", "tokens", "failures", "seconds", "logprobs", "embeddings")
     class FailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -211,20 +213,29 @@ class Result(_message.Message):
         key: int
         value: _engine_pb2.Logprobs
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    class EmbeddingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: bytes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     iteration: int
     tokens: _containers.RepeatedScalarFieldContainer[int]
     failures: _containers.ScalarMap[int, str]
     seconds: float
     logprobs: _containers.MessageMap[int, _engine_pb2.Logprobs]
-    def __init__(self, iteration: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, str]] = ..., seconds: _Optional[float] = ..., logprobs: _Optional[_Mapping[int, _engine_pb2.Logprobs]] = ...) -> None: ...
+    embeddings: _containers.ScalarMap[int, bytes]
+    def __init__(self, iteration: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., failures: _Optional[_Mapping[int, str]] = ..., seconds: _Optional[float] = ..., logprobs: _Optional[_Mapping[int, _engine_pb2.Logprobs]] = ..., embeddings: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
-class ResultLogprobs(_message.Message):
-    __slots__ = ("logprobs",)
+class ResultPart(_message.Message):
+    __slots__ = ("logprobs", "embeddings")
     class LogprobsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -232,9 +243,18 @@ class ResultLogprobs(_message.Message):
         key: int
         value: _engine_pb2.Logprobs
         def __init__(self, key: _Optional[int] = ..., value: _Optional[_Union[_engine_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    class EmbeddingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: int
+        value: bytes
+        def __init__(self, key: _Optional[int] = ..., value: _Optional[bytes] = ...) -> None: ...
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    EMBEDDINGS_FIELD_NUMBER: _ClassVar[int]
     logprobs: _containers.MessageMap[int, _engine_pb2.Logprobs]
-    def __init__(self, logprobs: _Optional[_Mapping[int, _engine_pb2.Logprobs]] = ...) -> None: ...
+    embeddings: _containers.ScalarMap[int, bytes]
+    def __init__(self, logprobs: _Optional[_Mapping[int, _engine_pb2.Logprobs]] = ..., embeddings: _Optional[_Mapping[int, bytes]] = ...) -> None: ...
 
 class Spans(_message.Message):
     __slots__ = ("iteration", "n_requests", "n_tokens", "names", "starts", "ends")

@@ -3,7 +3,15 @@
 from orcaserve.core.adapter import AdapterAnswer, AdapterSource
 from orcaserve.core.admission import check_request, fan_out
 from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult, Kept, Prefix, Scoring
-from orcaserve.core.engine import Engine, EngineEvent, EngineFacts, EngineFailure, EngineStatus, IterationReport
+from orcaserve.core.engine import (
+    Engine,
+    EngineEvent,
+    EngineFacts,
+    EngineFailure,
+    EngineStatus,
+    IterationReport,
+    SourceFacts,
+)
 from orcaserve.core.errors import (
     CannotFit,
     CheckpointError,
@@ -18,6 +26,7 @@ from orcaserve.core.errors import (
 )
 from orcaserve.core.grammar import Grammar, GrammarKind
 from orcaserve.core.logprobs import Logprobs, TokenLogprobs
+from orcaserve.core.pooling import Pooling
 from orcaserve.core.request import Began, FinishReason, Phase, Progress, Request, RequestState
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.core.terms import USUAL, Terms
@@ -56,6 +65,7 @@ __all__ = [
     "NoRoom",
     "OrcaServeError",
     "Phase",
+    "Pooling",
     "Prefix",
     "Progress",
     "Request",
@@ -63,6 +73,7 @@ __all__ = [
     "SamplingParams",
     "Scoring",
     "Sink",
+    "SourceFacts",
     "Terms",
     "TokenLogprobs",
     "UnsupportedModel",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 
-from orcaserve.core.engine import EngineFacts
+from orcaserve.core.engine import EngineFacts, SourceFacts
 from orcaserve.core.errors import CannotFit, InvalidRequest
 from orcaserve.core.request import Request
 from orcaserve.core.sampling_params import SamplingParams
@@ -22,8 +22,13 @@ def check_request(input_ids: Sequence[int], params: SamplingParams, facts: Engin
     if not (min(input_ids) >= 0 and max(input_ids) < facts.vocab_size):
         raise InvalidRequest("prompt", f"the prompt holds a token id outside 0..{facts.vocab_size - 1}")
     params.check_vocabulary(facts.vocab_size)
+    if params.pooling is not None and not facts.embedding_size:
+        raise InvalidRequest("pooling", "this model makes no embeddings", code="embeddings_not_supported")
     if params.grammar is not None and not facts.eos_ids:
         raise InvalidRequest("grammar", "this model has no token that ends a text, so it follows no grammar")
+    if facts.source is not None:
+        _check_sides(len(input_ids), params, facts, facts.source)
+        return
     total = len(input_ids) + params.max_tokens
     limits = [(facts.context_length, "the context length")]
     if facts.window is None:
@@ -36,6 +41,26 @@ def check_request(input_ids: Sequence[int], params: SamplingParams, facts: Engin
                 f"{len(input_ids)} prompt tokens + {params.max_tokens} tokens to generate make {total}, "
                 f"but {what} holds {limit}",
             )
+
+
+def _check_sides(n_input: int, params: SamplingParams, facts: EngineFacts, source: SourceFacts) -> None:
+    """The same of a model with an encoder: a bound for each side, and slots that are apart."""
+    if params.prompt_logprobs is not None:
+        text = "this model's encoder reads the prompt as a whole: there are no log-probabilities of its tokens"
+        raise InvalidRequest("prompt_logprobs", text)
+    if n_input > source.longest:
+        raise CannotFit("prompt", f"{n_input} prompt tokens, but the encoder reads {source.longest} at most")
+    longest = facts.context_length - source.longest
+    if params.max_tokens > longest:
+        text = f"{params.max_tokens} tokens to generate, but the decoder gives {longest} at most"
+        raise CannotFit("max_tokens", text)
+    if params.max_tokens > (most := facts.most_output(n_input)):
+        n_slots = sum(-(-n // source.page_size) * source.page_size for n in (n_input, 1 + params.max_tokens))
+        raise CannotFit(
+            "max_tokens" if most > 0 else "prompt",
+            f"{n_input} prompt tokens + {params.max_tokens} tokens to generate need {n_slots} K/V slots, in pages of "
+            f"{source.page_size} for each side, but there are {facts.n_slots}",
+        )
 
 
 def check_output(output: Sequence[int], params: SamplingParams, facts: EngineFacts) -> None:

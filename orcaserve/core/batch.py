@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from orcaserve.core.logprobs import Logprobs
+from orcaserve.core.pooling import Pooling
 from orcaserve.core.request import Phase
 from orcaserve.core.sampling_params import SamplingParams
 
@@ -71,6 +72,7 @@ class BatchEntry:
     n_to_come: input tokens of the initiation that later iterations bring. Until then no token is chosen: that of the
     result means nothing.
     scoring: what is wanted of the prompt's tokens, if anything.
+    pooling: no token is chosen, the initiation's hidden states are pooled: told with each of its pieces.
     prefix: what it has at `position` without having computed it; with its first entry only.
     adapter: with every entry of an initiation; the worker keeps it too. See Request.
     """
@@ -86,6 +88,7 @@ class BatchEntry:
     n_to_come: int = 0
     scoring: Scoring | None = None
     prefix: Prefix | None = None
+    pooling: Pooling | None = None
     adapter: int = 0
 
     def __post_init__(self) -> None:
@@ -107,6 +110,7 @@ class Increment(BatchEntry):
     n_to_come = 0
     scoring = None
     prefix = None
+    pooling = None
     adapter = 0
 
     def __init__(self, request_id: int, token: int, position: int) -> None:
@@ -142,6 +146,8 @@ class IterationResult:
     failures: request id -> why that request alone could not go on (its token is meaningless).
     seconds: time the device spent on it.
     logprobs: request id -> what is told of its tokens, for those that asked for it and have not failed.
+    embeddings: request id -> its pooled hidden states, float32, little-endian, for those that asked for them, whose
+    initiation ends here, and that have not failed.
     """
 
     iteration: int
@@ -149,3 +155,4 @@ class IterationResult:
     failures: Mapping[int, str] = field(default_factory=dict)
     seconds: float = 0.0
     logprobs: Mapping[int, Logprobs] = field(default_factory=dict)
+    embeddings: Mapping[int, bytes] = field(default_factory=dict)

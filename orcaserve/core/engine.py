@@ -50,12 +50,27 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """Of a model with an encoder, which reads the prompt; its decoder begins the output with a token of its own.
+
+    longest: most tokens of a prompt. start: the token that the decoder begins with. page_size: the slots of the prompt
+    and those of the output are whole pages of so many, each.
+    """
+
+    longest: int
+    start: int
+    page_size: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What the endpoint must know of the loaded model to check requests at the door.
 
     vocab_size: rows of the output head: valid ids are 0..vocab_size-1.
     context_length: most tokens (input + output) of one request.
     n_slots: size of the K/V region in tokens; eos_ids: ids that end a request by default.
+    embedding_size: numbers of an embedding; 0: this model makes none.
+    source: of a model with an encoder; None: it has none.
     shareable: most tokens of a text whose keys do not depend on how long it is; None: they never do. For the scheduler.
     window: so many tokens back, at most, anybody looks, and the K/V region has room for that: pages before them are
     released while a request goes on. None: they are not.
@@ -69,12 +84,27 @@ class EngineFacts:
     n_workers: int
     eos_ids: frozenset[int] = frozenset()
     shareable: int | None = None
+    source: SourceFacts | None = None
     window: int | None = None
+    embedding_size: int = 0
 
     @property
     def longest_request(self) -> int:
         """The most tokens (input + output) that any one request may ask for."""
         return self.context_length if self.window is not None else min(self.context_length, self.n_slots)
+
+    @property
+    def longest_prompt(self) -> int:
+        """The most tokens of a prompt, whatever its request asks for."""
+        return self.longest_request if self.source is None else min(self.source.longest, self.n_slots)
+
+    def most_output(self, n_input: int) -> int:
+        """The most tokens that may be generated for a prompt of so many; 0 or less: none."""
+        if self.source is None:
+            return self.longest_request - n_input
+        page = self.source.page_size
+        free = self.n_slots - -(-n_input // page) * page
+        return min(self.context_length - self.source.longest, free - free % page - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +133,7 @@ class EngineStatus:
 class IterationReport:
     """All news of one turn of the loop: what travels to the endpoint as one message.
 
-    describes: some of the news has log-probabilities.
+    describes: some of the news has log-probabilities, or an embedding.
     """
 
     progress: Sequence[Progress]

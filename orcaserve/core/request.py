@@ -52,6 +52,7 @@ class Progress:
     token: the new token, or None if it ended without one (cancelled, refused, engine lost).
     error: text for finish_reason ERROR, fit to show to a client.
     logprobs: of the token, and with the first news of the prompt's, if the request asked for them.
+    embedding: with the end of a request that asked for it: its pooled hidden states, float32, little-endian.
     began: with the first news of a request that was in a batch. Two Progresses are equal whatever it says.
     """
 
@@ -61,6 +62,7 @@ class Progress:
     error: str | None = None
     logprobs: Logprobs | None = None
     began: Began | None = field(default=None, compare=False)
+    embedding: bytes | None = None
 
 
 @dataclass(eq=False, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.grammar import Grammar
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
+from orcaserve.core.pooling import Pooling
 
 MAX_STOPS = 4
 MAX_STOP_LENGTH = 1024  # characters of one stop string
@@ -26,8 +27,8 @@ class SamplingParams:
 
     Raises InvalidRequest naming the field. Numbers are checked as closed intervals, and NaN is in none of them.
     `max_tokens` here is the OpenAI field: the most tokens to GENERATE; with 0 the prompt is only read, and scored if
-    prompt_logprobs asks for it. The paper's `max_tokens` (input + output) is `Request.max_tokens`. `stop` and `n` are
-    served at the edge: the engine sees one choice, and ids only.
+    prompt_logprobs asks for it, or pooled if pooling does. The paper's `max_tokens` (input + output) is
+    `Request.max_tokens`. `stop` and `n` are served at the edge: the engine sees one choice, and ids only.
     """
 
     max_tokens: int = 16
@@ -50,6 +51,7 @@ class SamplingParams:
     logprobs: int | None = None  # of each chosen token, and of so many best ones
     prompt_logprobs: int | None = None  # the same of the prompt's tokens
     grammar: Grammar | None = None
+    pooling: Pooling | None = None  # no text is wanted but one vector, made of the prompt's hidden states
 
     def __post_init__(self) -> None:
         self._normalise_collections()
@@ -59,6 +61,11 @@ class SamplingParams:
         _check_int("n", self.n, 1, MAX_CHOICES)
         if self.grammar is not None and not isinstance(self.grammar, Grammar):
             raise InvalidRequest("grammar", "grammar must be a Grammar", code="invalid_type")
+        if self.pooling is not None:
+            if not isinstance(self.pooling, Pooling):
+                raise InvalidRequest("pooling", "pooling must be a Pooling", code="invalid_type")
+            if self.max_tokens:
+                raise InvalidRequest("max_tokens", "max_tokens must be 0 with pooling: no token is generated")
         if self.seed is not None:
             _check_int("seed", self.seed, -(2**63), 2**63 - 1)
         _check_number("temperature", self.temperature, 0.0, 2.0)

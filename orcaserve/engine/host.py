@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from orcaserve.config import EngineConfig, ScheduleLogConfig, SchedulerConfig
 from orcaserve.core import (
@@ -64,8 +65,14 @@ class EngineHost:
         """Raises ConfigError if the policy could run nothing at all, or the schedule log cannot be made."""
         settings = settings or SchedulerConfig()
         policy = _policy(settings, facts, engine.n_workers)
+        reads = facts.source is not None
+        if settings.prefix_caching and reads:
+            _log.info("%s: its encoder reads prompts whole, so no beginnings are shared", facts.model_name)
+            settings = replace(settings, prefix_caching=False)
         prefixes = PrefixCache(page_size, facts.shareable) if settings.prefix_caching else None
-        scheduler = Scheduler(facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy, prefixes, facts.window)
+        scheduler = Scheduler(
+            facts.n_slots, facts.max_bs, engine.n_workers, page_size, policy, prefixes, facts.window, reads
+        )
         _check_policy(scheduler, policy, settings, facts)
         self._made_of = _made_of(settings, facts, scheduler, page_size)
         self._run = Run.beginning(time.monotonic())
@@ -125,7 +132,7 @@ class EngineHost:
         for request in requests:
             try:
                 self._check(request)
-                accepted.append(request)
+                accepted.append(self._begun(request))
             except InvalidRequest as error:
                 self.refuse(request.id, error.message)
         if accepted:
@@ -185,6 +192,12 @@ class EngineHost:
         if any(not 0 <= token < self.facts.vocab_size for token in request.stop_ids):
             raise InvalidRequest("stop_token_ids", f"a stop id lies outside 0..{self.facts.vocab_size - 1}")
 
+    def _begun(self, request: Request) -> Request:
+        """As the scheduler has it: of a model with an encoder, the token that its decoder begins with is input too."""
+        if self.facts.source is None:
+            return request
+        return replace(request, input_ids=[*request.input_ids, self.facts.source.start])
+
     def _publish(self, report: IterationReport) -> None:
         self._status = report.status
         self._report(report)
@@ -208,7 +221,13 @@ def _policy(settings: SchedulerConfig, facts: EngineFacts, n_workers: int) -> Sc
         fairness=settings.fairness,
         batched_tokens=settings.max_num_batched_tokens,
         target_itl=settings.target_itl,
+        whole=facts.source is not None,
     )
+    if settings.policy == "request-level" and facts.source is not None:
+        text = (
+            "request-level computes a request on to the longest text, for which this model's decoder has no positions"
+        )
+        raise ConfigError("--scheduling-policy", text)
     return make_policy(settings.policy, made_of)
 
 
@@ -216,7 +235,7 @@ def _check_policy(
     scheduler: Scheduler, policy: SchedulingPolicy, settings: SchedulerConfig, facts: EngineFacts
 ) -> None:
     """Raises ConfigError if it would refuse even the smallest request."""
-    smallest = Request(0, [0], SamplingParams(max_tokens=1))
+    smallest = Request(0, [0] if facts.source is None else [0, 0], SamplingParams(max_tokens=1))
     if not scheduler.could_ever_fit(smallest):
         raise ConfigError(
             "--scheduling-policy",
@@ -241,6 +260,7 @@ def _made_of(settings: SchedulerConfig, facts: EngineFacts, scheduler: Scheduler
         target_itl=settings.target_itl,
         prefix_caching=settings.prefix_caching,
         shareable=facts.shareable if settings.prefix_caching else None,
+        sources=facts.source is not None,
         window=facts.window,
     )
 

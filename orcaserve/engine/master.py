@@ -19,7 +19,6 @@ from orcaserve.core import (
     EngineEvent,
     EngineFacts,
     EngineFailure,
-    Logprobs,
     OrcaServeError,
 )
 from orcaserve.core.spans import IterationSpans
@@ -64,7 +63,7 @@ class EngineMaster:
         self._n_in_flight = 0
         self._n_places = len(plan.places)
         self._adapters: dict[int, _Awaited] = {}  # by number: what the workers have still to say of them
-        self._early: dict[int, Logprobs] = {}  # of the next result
+        self._parts: list[wire.ResultPart] = []  # of the next result
         self._failure: EngineFailure | None = None
         self._over = False
         self._clocks: dict[Place, RemoteClock] = {}  # of other machines' workers, if there is a timeline
@@ -158,13 +157,13 @@ class EngineMaster:
             self._note(place, codec.decode_spans(message.spans))
         elif message.HasField("clock"):
             self._hear_time(place, message.clock)
-        elif message.HasField("logprobs"):
-            self._early |= codec.decode_early(message.logprobs)
+        elif message.HasField("part"):
+            self._parts.append(message.part)
         elif message.HasField("adapter"):
             self._take_adapter(message.adapter)
         elif message.HasField("result"):
-            early, self._early = self._early, {}
-            result = codec.decode_result(message.result, early)
+            parts, self._parts = self._parts, []
+            result = codec.decode_result(message.result, parts)
             with self._state:
                 self._n_in_flight -= 1
                 self._state.notify_all()

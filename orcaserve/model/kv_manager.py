@@ -44,6 +44,7 @@ class KVManager:
         self._free = list(range(self.n_pages - 1, -1, -1))  # a stack: what was just released is still in the cache
         self._pages: dict[int, array[int]] = {}
         self._n_tokens: dict[int, int] = {}
+        self._sources: dict[int, int] = {}  # of a model with an encoder: request id -> tokens that it reads
         self._window = window
         self._n_gone: dict[int, int] = {}  # request -> pages at the beginning of its table that it has given back
         self._n_holders = [0] * self.n_pages  # page tables that it is in, and 1 if it is a block
@@ -63,13 +64,20 @@ class KVManager:
         """Tokens the request has room for, all of them written once the iteration has run; 0 for an unknown request."""
         return self._n_tokens.get(request_id, 0)
 
+    def begin_source(self, request_id: int, n_tokens: int) -> None:
+        """The first n_tokens of a new request are those that an encoder reads: they lie in pages of their own, which
+        no later token gets a slot of."""
+        assert request_id not in self._pages, "a request begins once"
+        self._sources[request_id] = n_tokens
+
     def extend(self, request_id: int, n_tokens: int) -> None:
         """Make room for n_tokens more tokens of the request; its first call makes it known."""
         if n_tokens < 1:
             raise ValueError("a request is extended by at least one token")
         total = self.n_tokens(request_id) + n_tokens
         pages = self._pages.get(request_id)
-        n_new = -(-total // self.page_size) - (len(pages) if pages else 0)
+        n_slots = total + -self._sources[request_id] % self.page_size if self._sources else total
+        n_new = -(-n_slots // self.page_size) - (len(pages) if pages else 0)
         assert n_new <= len(self._free), (
             f"request {request_id} needs {n_new} more pages and {len(self._free)} are free: "
             "it was scheduled without a reservation, or holds more than it reserved"
@@ -102,6 +110,7 @@ class KVManager:
         for page in reversed(pages[self._n_gone.pop(request_id, 0) :]):
             self._let_go(page)
         self._n_tokens.pop(request_id, None)
+        self._sources.pop(request_id, None)
 
     def has(self, block: int) -> bool:
         """Whether it is a block that is known."""
@@ -159,7 +168,10 @@ class KVManager:
         """As lay_out, of requests that were extended. shares: one of them has pages that another one's tokens fill."""
         pieces = [(n_tokens, self._n_tokens[request_id] - n_tokens) for request_id, n_tokens in entries]
         tables = self.page_tables([request_id for request_id, _ in entries])
-        return Layout.build(pieces, tables, self.page_size, shares)
+        sources = None
+        if self._sources:
+            sources = np.array([self._sources[request_id] for request_id, _ in entries], np.int32)
+        return Layout.build(pieces, tables, self.page_size, shares, sources)
 
     def _let_go(self, page: int) -> None:
         self._n_holders[page] -= 1

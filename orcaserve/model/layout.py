@@ -19,6 +19,8 @@ class Layout:
     page_tables: [R, most pages] int32, contiguous, padded with -1.
     shares: some request's pages are filled by another one of this iteration, that comes before it.
     adapters: [R] the number of every request's adapter, 0 where it has none; None: nobody has one.
+    sources: [R] int32, of a model with an encoder: how many of each request's first tokens it reads; None: no encoder.
+    These lie in pages of their own, with which the page table begins.
     """
 
     starts: Int32s
@@ -26,10 +28,16 @@ class Layout:
     page_tables: Int32s
     shares: bool = False
     adapters: Sequence[int] | None = None
+    sources: Int32s | None = None
 
     @classmethod
     def build(
-        cls, pieces: Sequence[tuple[int, int]], page_tables: Int32s, page_size: int, shares: bool = False
+        cls,
+        pieces: Sequence[tuple[int, int]],
+        page_tables: Int32s,
+        page_size: int,
+        shares: bool = False,
+        sources: Int32s | None = None,
     ) -> Layout:
         """pieces: per request (tokens of this iteration, tokens before it). ValueError if sizes disagree.
 
@@ -50,7 +58,7 @@ class Layout:
             most = max(most, n_tokens + context)
         if most > tables.shape[1] * page_size:
             raise ValueError("a request's page table is shorter than its tokens")
-        return cls(np.array(starts, np.int32), np.array(contexts, np.int32), tables, shares)
+        return cls(np.array(starts, np.int32), np.array(contexts, np.int32), tables, shares, sources)
 
     @property
     def n_requests(self) -> int:

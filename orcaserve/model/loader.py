@@ -74,15 +74,17 @@ class ModelFiles:
 def _describe(checkpoint: Checkpoint) -> tuple[ModelSpec, Names]:
     """The model's sizes and the names of its tensors, checked as far as they can be without reading weights."""
     settings = Settings(checkpoint.config)
-    family = family_of(checkpoint.config.get("model_type"))
+    family = family_of(checkpoint.config.get("model_type"), checkpoint.format)
     spec = family.spec(settings)
     if spec.activation not in ACTIVATIONS:
         raise UnsupportedModel(f"activation {spec.activation!r} is not supported; {', '.join(ACTIVATIONS)} are")
     if spec.n_heads % spec.n_kv_heads:
         raise CheckpointError(f"{spec.n_heads} heads cannot share {spec.n_kv_heads} key/value heads evenly")
     names = family.gguf if checkpoint.format == "gguf" else family.safetensors
-    if checkpoint.config["model_type"] not in names.interleaved:
-        names = replace(names, interleaved=frozenset())
+    assert names is not None  # a family without GGUF names has no architectures
+    names = family.variant(names, checkpoint.tensors)
+    if spec.local_rope is None and all(window >= spec.context_length for window in spec.windows if window):
+        spec = replace(spec, windows=())  # no text is so long
     ids = frozenset(token for token in eos_ids(checkpoint) if token < spec.vocab_size)
     return replace(spec, eos_ids=ids), names
 
@@ -242,6 +244,7 @@ class _Loader:
             head = table
         else:
             head = self._table(names.head, spec.vocab_size)
+        bias = self._head_bias()
         if part.n_shards > 1:
             head = head.cut(Cut((part.vocabulary,)))
         embedding = builder.table(table) if part.first else None
@@ -249,7 +252,7 @@ class _Loader:
             return embedding, None, None
         if spec.tied and not part.first and not spec.head_bias:
             return embedding, *builder.tied_head(head)
-        return embedding, builder.matrix([head], self._head_bias()), None
+        return embedding, builder.matrix([head], bias), None
 
     def _head_bias(self) -> list[Floats] | None:
         if not self._spec.head_bias:
@@ -257,7 +260,7 @@ class _Loader:
         part = self._part
         cut = Cut((part.vocabulary,)) if part.n_shards > 1 else None
         bias = self._take(f"{self._names.head}.bias", (self._spec.vocab_size,), cut=cut)
-        return [bias.floats()]
+        return [bias.floats()] if part.last else None
 
     def _parts(
         self,
@@ -277,6 +280,8 @@ class _Loader:
         runs: list[tuple[range, ...]] = [(run,) for run in own]
         if len(names) == 1 and self._names.grouped and len(sizes) == 3:
             return [self._take_grouped(names[0], sum(sizes), width, transposed)]
+        if len(names) == 1 and len(sizes) == 2:
+            return self._take_gated(names[0], sizes, own, width, transposed)
         if len(names) == 1:
             starts = np.cumsum([0, *sizes])
             runs = [tuple(range(run.start + int(s), run.stop + int(s)) for run, s in zip(own, starts, strict=False))]
@@ -288,6 +293,16 @@ class _Loader:
             cut = Cut(rows, inputs) if self._part.n_shards > 1 else None
             parts.append(self._take(name, shape, transposed, n_turned, cut))
         return parts
+
+    def _take_gated(
+        self, name: str, sizes: Sequence[int], own: Sequence[range], width: int | None, transposed: bool
+    ) -> list[Parameter]:
+        """The gate and what it multiplies, stored as one tensor, as two parameters: kernels read them in turns."""
+        size = sum(sizes)
+        shape = (size,) if width is None else (width, size) if transposed else (size, width)
+        whole, starts = self._take(name, shape, transposed), (0, sizes[0])
+        rows = [range(start + run.start, start + run.stop) for start, run in zip(starts, own, strict=True)]
+        return [whole.cut(Cut((run,))) for run in rows]
 
     def _take_grouped(self, name: str, size: int, width: int | None, transposed: bool) -> Parameter:
         """Queries, keys and values [size, width] whose rows are stored K/V head by K/V head, put in the usual order."""

@@ -19,7 +19,7 @@ from orcaserve.model.spec import ACTIVATIONS, ModelSpec
 from orcaserve.model.weights import PartWeights
 from orcaserve.native import _kernels
 from orcaserve.native.adapter import holds_bfloat16, pack_adapter
-from orcaserve.native.builder import NativePartWeights, NativeWeights, Table, row_bytes
+from orcaserve.native.builder import NativePartWeights, NativeWeights, Norm, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.support import check_supported
 
@@ -194,6 +194,11 @@ class NativeModel:
         """Where `forward` may put hidden states, [N, hidden]."""
         return np.empty((layout.n_tokens, self.spec.hidden_size), np.float32)
 
+    def normed(self, states: Floats) -> Floats:
+        """Hidden states after the last layer [N, hidden] -> those after the last norm."""
+        assert self.weights.norm is not None, "this part has the last norm"
+        return _normed(states, self.weights.norm, self.spec)
+
     def head(self, states: Floats, kv: KVRegion) -> Floats:
         """Hidden states after the last layer [N, hidden] -> their logits, as `forward` gives them: the same to the bit.
 
@@ -209,6 +214,17 @@ class NativeModel:
             self._team, kv.native, starts, contexts, pages, None, states, every, logits, None, None, None, None
         )
         return logits
+
+
+def _normed(states: Floats, norm: Norm, spec: ModelSpec) -> Floats:
+    """Each row by itself, in float64: the same to the bit whatever stands beside it."""
+    weight, bias = norm
+    x = states.astype(np.float64)
+    if spec.norm == "layer":
+        x -= x.mean(axis=1, keepdims=True)
+    x /= np.sqrt(np.square(x).mean(axis=1, keepdims=True) + spec.norm_eps)
+    x *= weight
+    return (x if bias is None else x + bias).astype(np.float32)
 
 
 def _head_table(part: Part, weights: NativeWeights | NativePartWeights) -> Table | None:

@@ -24,6 +24,7 @@ is more than those was copied from block `copied`. "kept": [[id, first, n, twin]
 become the blocks `first` and those that follow; the page after them holds what block `twin` holds. Tokens are in no
 log: which texts begin alike is told by the numbers of blocks. settings.shareable: longer texts share nothing.
 
+With settings.sources the model has an encoder, which reads all input tokens of a request but the last.
 settings.window: nobody looks further back, and slots before that are returned; null: they are kept.
 
 Lines stand in the order in which the scheduler was asked,
@@ -63,6 +64,7 @@ class Settings:
     target_itl: float | None = None
     prefix_caching: bool = False
     shareable: int | None = None
+    sources: bool = False
     window: int | None = None
 
 

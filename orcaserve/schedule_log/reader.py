@@ -137,6 +137,9 @@ class _Part:
         prefix_caching, shareable = found.get("prefix_caching", False), found.get("shareable")
         if not isinstance(prefix_caching, bool):
             raise self.error(1, "settings.prefix_caching", "must be true or false")
+        sources = found.get("sources", False)
+        if not isinstance(sources, bool):
+            raise self.error(1, "settings.sources", "must be true or false")
         if shareable is not None:
             shareable = self.whole(1, "settings.shareable", shareable)
         window = found.get("window")
@@ -147,7 +150,7 @@ class _Part:
         return Settings(
             found["policy"], **sizes, microbatch_size=size, shortest_first=shortest_first,
             model=str(found.get("model", "")), fairness=fairness, batched_tokens=tokens, target_itl=seconds,
-            prefix_caching=prefix_caching, shareable=shareable, window=window,
+            prefix_caching=prefix_caching, shareable=shareable, window=window, sources=sources,
         )  # fmt: skip
 
     def _ids(self, value: object, name: str) -> list[int]:

@@ -45,13 +45,16 @@ class IterationBound:
     def grant(self, n: int, position: int) -> int:
         """Of the n tokens that an initiation wants, from a position on: how many it is given, at most once each. The
         bound is reached if it is not all of them."""
-        given = min(n, self._n_left)
+        given = self._given(n, position)
         if self._microseconds is not None:
-            given = min(given, self._in_time(position))
             self._shape.add(given, position)
         self._n_left -= given
         self._closed = given < n or self._n_left <= 0 or (self._microseconds is not None and self._room(0) <= 0)
         return given
+
+    def _given(self, n: int, position: int) -> int:
+        given = min(n, self._n_left)
+        return given if self._microseconds is None else min(given, self._in_time(position))
 
     def _in_time(self, position: int) -> int:
         """1 at least: the bound would be reached if not even a token at position 0 were left."""
@@ -61,3 +64,11 @@ class IterationBound:
         assert self._microseconds is not None
         cost, shape = self._cost, self._shape
         return min(cost.room(shape, position, self._microseconds), max(UNSEEN, GROWTH * cost.most_fed) - shape.n_fed)
+
+
+class WholeInitiations(IterationBound):
+    """As IterationBound, where an initiation cannot be fed in pieces: an encoder reads a text as a whole. Whoever is
+    granted anything is granted all of it, and the bound is reached behind the one that goes past it."""
+
+    def _given(self, n: int, position: int) -> int:
+        return n

@@ -95,7 +95,7 @@ class IterationLoop:
         self._questions: list[Callable[[LiveRequests], None]] = []  # of this turn
         self._leaving: list[_Unload] = []  # adapters, as soon as no request has them
         self._returned = False  # has a batch returned in this turn
-        self._describes = False  # has anybody ever asked for log-probabilities
+        self._describes = False  # has anybody ever asked for log-probabilities or an embedding
         self._iteration_seconds = 0.0  # of the batch that returned last, as the engine measured it
         self._scheduler_seconds = 0.0  # since the last report
 
@@ -176,7 +176,7 @@ class IterationLoop:
                 self._news += news
                 self._iteration_seconds = message.seconds
                 self._returned = True
-                self._describes = self._describes or bool(message.logprobs)
+                self._describes = self._describes or bool(message.logprobs or message.embeddings)
             case _Arrivals(requests, arrival):
                 for request in requests:
                     try:
@@ -248,7 +248,9 @@ class IterationLoop:
         if not self._news and not self._returned:
             return
         status = self._scheduler.status(self._iteration_seconds, self._scheduler_seconds)
-        describes = self._describes and any(news.logprobs is not None for news in self._news)
+        describes = self._describes and any(
+            news.logprobs is not None or news.embedding is not None for news in self._news
+        )
         report = IterationReport(self._news, status, describes)
         self._news, self._returned, self._scheduler_seconds = [], False, 0.0
         try:

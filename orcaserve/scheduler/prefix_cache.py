@@ -6,7 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-from orcaserve.core import Request
+from orcaserve.core import Pooling, Request
 
 TOKEN = "q"  # eight bytes each: whatever a client sends, and the tests, fits
 TOKEN_BYTES = 8
@@ -217,8 +217,10 @@ class PrefixCache:
             assert parent is not None and (parent.id not in order or order[block.id] < order[parent.id])
 
     def _may_take(self, request: Request, n_tokens: int) -> bool:
-        """What is told of a prompt's tokens takes the hidden states of all of them."""
+        """What is told of a prompt's tokens, and their mean, takes the hidden states of all of them."""
         if request.params.prompt_logprobs is not None and not request.output:
+            return False
+        if request.params.pooling is Pooling.MEAN:
             return False
         return self.limit is None or n_tokens <= self.limit
 

@@ -32,6 +32,7 @@ from orcaserve.scheduler.prefix_cache import PrefixCache
 from orcaserve.scheduler.recorder import Standing, increments_first
 from orcaserve.scheduler.request_pool import RequestPool
 from orcaserve.scheduler.slot_ledger import SlotLedger
+from orcaserve.scheduler.source_ledger import SourceLedger
 from orcaserve.scheduler.windowed_ledger import WindowedLedger
 
 # Looking a member up in its class takes Python 3.11 as long as a call, and this is done for every request of a batch.
@@ -55,7 +56,7 @@ class Scheduler:
     n_slots: size of the K/V region in tokens; max_bs: most requests of a batch; n_workers: most batches in flight;
     page_size: slots that the K/V manager hands out together, to which reservations are rounded up.
     prefixes: what requests may share; None: nothing. window: how many tokens back anybody looks, if the region has room
-    for that; None: all.
+    for that; None: all. sources: the model has an encoder (see SourceLedger): the policy has to feed initiations whole.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Scheduler:
         policy: SchedulingPolicy | None = None,
         prefixes: PrefixCache | None = None,
         window: int | None = None,
+        sources: bool = False,
     ) -> None:
         assert max_bs >= 1 and n_workers >= 1
         self.max_bs = max_bs
@@ -74,7 +76,11 @@ class Scheduler:
         self._policy: SchedulingPolicy = policy or IterationLevelFCFS()
         self._pool = RequestPool()
         assert prefixes is None or not self._policy.holds_back, "who is held back has no tokens to share"
-        if window is None:
+        assert not sources or (window is None and prefixes is None), "an encoder reads all of a text, and whole"
+        self._ledger: SlotLedger
+        if sources:
+            self._ledger = SourceLedger(n_slots, page_size)
+        elif window is None:
             self._ledger = SlotLedger(n_slots, page_size, prefixes)
         else:
             self._ledger = WindowedLedger(n_slots, page_size, window, prefixes)
@@ -111,7 +117,7 @@ class Scheduler:
 
     def could_ever_fit(self, request: Request) -> bool:
         """Whether it could run if nobody else were there."""
-        return self._ledger.could_ever_fit(self._policy.most(request))
+        return self._ledger.could_ever_fit(request, self._policy.most(request))
 
     def add(self, request: Request, now: float) -> None:
         """Take a new request into the pool as the latest arrival. `now`: seconds, on any clock that does not go back.
@@ -241,6 +247,10 @@ class Scheduler:
                     each.began = self._beginnings.pop(each.request_id, None)
         if told:
             describe(news, told)
+        if result.embeddings:
+            for each in news:
+                if each.finish_reason is FinishReason.LENGTH:
+                    each.embedding = result.embeddings.get(each.request_id)
         if not self._policy.holds_back:
             return news
         if told:
@@ -360,17 +370,32 @@ class Scheduler:
         if n < n_left:
             self._n_recomputed += n if request.n_iterations else 0
             return BatchEntry(
-                request.id, Phase.INITIATION, tokens, position, n_to_come=n_left - n, scoring=scoring, prefix=prefix,
+                request.id,
+                Phase.INITIATION,
+                tokens,
+                position,
+                n_to_come=n_left - n,
+                scoring=scoring,
+                prefix=prefix,
+                pooling=request.params.pooling,
                 adapter=request.adapter,
-            )  # fmt: skip
+            )
         if request.n_iterations:  # preempted
             self._n_recomputed += n - 1
         settings = request.params, request.stop_ids, request.seed
         n_output = len(request.output)
         return BatchEntry(
-            request.id, Phase.INITIATION, tokens, position, *settings, n_output, scoring=scoring, prefix=prefix,
+            request.id,
+            Phase.INITIATION,
+            tokens,
+            position,
+            *settings,
+            n_output,
+            scoring=scoring,
+            prefix=prefix,
+            pooling=request.params.pooling,
             adapter=request.adapter,
-        )  # fmt: skip
+        )
 
     def _keep(self, request: Request, end: int) -> None:
         """Its tokens up to this index are there once the batch that is being made has run."""

@@ -55,9 +55,9 @@ class SlotLedger:
         """Slots of blocks that nobody uses: not reserved, and not free before they are evicted."""
         return self._prefixes.n_idle * self.page_size if self._prefixes else 0
 
-    def could_ever_fit(self, n: int) -> bool:
-        """Whether a request of n tokens could be reserved for if nobody else held any slots."""
-        return self._whole_pages(n) <= self.n_slots
+    def could_ever_fit(self, request: Request, n: int) -> bool:
+        """Whether the request, of n tokens, could be reserved for if nobody else held any slots."""
+        return self.need(request, n) <= self.n_slots
 
     def need(self, request: Request, n: int) -> int:
         """What is set aside for the request if it is to have n tokens: n slots, rounded up to pages."""

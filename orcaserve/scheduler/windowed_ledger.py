@@ -38,7 +38,7 @@ class WindowedLedger(SlotLedger):
         assert window >= LEAST_WINDOW and self._steady <= self.n_slots, "a region without room for a window"
         self._gone: dict[int, int] = {}  # request id -> slots of the pages that it has returned, if any
 
-    def could_ever_fit(self, n: int) -> bool:
+    def could_ever_fit(self, request: Request, n: int) -> bool:
         return True  # no request needs more than `most` at once
 
     def need(self, request: Request, n: int) -> int:

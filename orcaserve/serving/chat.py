@@ -100,7 +100,7 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     use = read_tools(body)
     conversation = read_conversation(body, use.tools if use else ())
     encoder = service.chat_encoder(body.get("chat_template"), use is not None)
-    ids = encoder.encode(conversation, service.facts.longest_request)
+    ids = encoder.encode(conversation, service.facts.longest_prompt)
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
     text_options = TextOptions(marked=logprobs is not None or ids_too)

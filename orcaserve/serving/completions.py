@@ -47,6 +47,9 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
     params = sampling_params(body, DEFAULT_MAX_TOKENS, least=0)
     terms = read_terms(exchange, body)
     echo, logprobs, return_ids = flag(body, "echo"), legacy_logprobs(body), flag(body, "return_token_ids")
+    if echo and service.facts.source is not None:
+        text = "this model's encoder reads the prompt, and its decoder writes another text: there is nothing to echo"
+        raise InvalidRequest("echo", text, code="unsupported_parameter")
     n = params.n
     if (n_each := best_of(body, n, options.stream)) > n or logprobs is not None:
         told = logprobs or 0  # those of the tokens themselves are what choices are compared by
@@ -57,7 +60,7 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
         raise InvalidRequest(field, f"{field} times the number of prompts must be at most {MAX_ALL_CHOICES}")
     given = max_tokens_field(body) is not None
     work = []
-    for ids in encode_prompts(prompts, service.tokenizer, service.facts.longest_request):
+    for ids in encode_prompts(prompts, service.tokenizer, service.facts.longest_prompt):
         most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
         work.append((ids, replace(params, max_tokens=most)))
     marked = params.logprobs is not None or return_ids

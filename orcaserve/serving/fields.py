@@ -49,7 +49,7 @@ def _integer(low: int, high: int, text: str = "") -> Field:
 
 
 _FLAG: Schema = {"type": "boolean"}
-_IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 
 SAMPLING: dict[str, Field] = {
@@ -81,7 +81,7 @@ SAMPLING: dict[str, Field] = {
     "max_tokens": _integer(1, 2**31 - 1, "Most tokens to generate; unless given, what the context has left."),
     "min_tokens": _integer(0, 2**31 - 1, "Nothing ends the text before so many tokens."),
     "ignore_eos": Field(_FLAG, "Go on past the model's own end."),
-    "stop_token_ids": Field(_IDS, "The text ends at these tokens, beside the model's own end."),
+    "stop_token_ids": Field(IDS, "The text ends at these tokens, beside the model's own end."),
     "include_stop_str_in_output": Field(_FLAG, "Show what ended the text: the stop string, or the stop token."),
     "skip_special_tokens": Field(_FLAG, "Leave special tokens out of the text. True unless given."),
 }
@@ -167,8 +167,8 @@ COMPLETION: dict[str, Field] = {
             "anyOf": [
                 {"type": "string"},
                 {"type": "array", "items": {"type": "string"}},
-                _IDS,
-                {"type": "array", "items": _IDS},
+                IDS,
+                {"type": "array", "items": IDS},
             ]
         },
         "Text, texts, token ids, or lists of token ids. Without one, the model starts a new document.",

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+from pathlib import Path
 
+from orcaserve.checkpoint.pooling import read_pooling
 from orcaserve.config import EngineConfig, ServingConfig
+from orcaserve.core import ModelError, Pooling
 from orcaserve.core.errors import SERVER_STOPPING
 from orcaserve.serving.app import App
 from orcaserve.serving.http import Receive, Scope, Send
@@ -29,8 +32,19 @@ async def load_service(serving: ServingConfig, engine: EngineConfig, engines: En
         await reading,
         serving.served_model_name or engine.model.name,
         serving,
-        engine.adapters,
+        pooling=await asyncio.to_thread(pooling_of, serving, engine.model.path),
+        adapters=engine.adapters,
     )
+
+
+def pooling_of(serving: ServingConfig, path: Path) -> Pooling | str:
+    """How embeddings of the model are made: as the server was told, or as the model's own files say; or why not."""
+    if serving.pooling != "auto":
+        return Pooling(serving.pooling)
+    try:
+        return read_pooling(path)
+    except ModelError as error:
+        return f"{error}; a server that was started with --pooling goes by that alone"
 
 
 class HostedEndpoint:

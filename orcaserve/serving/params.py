@@ -27,6 +27,13 @@ class StreamOptions:
     continuous_usage: bool = False
 
 
+def check_model(body: Mapping[str, Any], served: str) -> None:
+    """Raises InvalidRequest (404) unless `model` is the served model's own name: adapters have no say here."""
+    if body.get("model") != served:
+        message = "the model does not exist: GET /v1/models lists what is served"
+        raise InvalidRequest("model", message, code="model_not_found", status=404)
+
+
 def stream_options(body: Mapping[str, Any]) -> StreamOptions:
     stream = flag(body, "stream")
     options = body.get("stream_options")
@@ -71,12 +78,12 @@ def sampling_params(body: Mapping[str, Any], max_tokens: int, least: int = 1) ->
 
 def legacy_logprobs(body: Mapping[str, Any]) -> int | None:
     """`logprobs` of completions: a number of best tokens."""
-    return _number(body, "logprobs", 0, MAX_LEGACY_LOGPROBS)
+    return integer(body, "logprobs", 0, MAX_LEGACY_LOGPROBS)
 
 
 def chat_logprobs(body: Mapping[str, Any]) -> int | None:
     """`logprobs` and `top_logprobs` of chats: a number of best tokens, or None if they are not asked for."""
-    asked, n_top = flag(body, "logprobs"), _number(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
+    asked, n_top = flag(body, "logprobs"), integer(body, "top_logprobs", 0, MAX_TOP_LOGPROBS)
     if n_top and not asked:
         raise InvalidRequest("top_logprobs", "top_logprobs is only for logprobs: true")
     return (n_top or 0) if asked else None
@@ -84,7 +91,7 @@ def chat_logprobs(body: Mapping[str, Any]) -> int | None:
 
 def best_of(body: Mapping[str, Any], n: int, stream: bool) -> int:
     """How many choices to generate for the n of the answer."""
-    value = _number(body, "best_of", 1, MAX_CHOICES)
+    value = integer(body, "best_of", 1, MAX_CHOICES)
     if value is None:
         return n
     if value < n:
@@ -94,7 +101,8 @@ def best_of(body: Mapping[str, Any], n: int, stream: bool) -> int:
     return value
 
 
-def _number(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+def integer(body: Mapping[str, Any], name: str, low: int, high: int) -> int | None:
+    """A field's value. Raises InvalidRequest unless it is an integer from low to high, or absent."""
     value = body.get(name)
     if value is None:
         return None

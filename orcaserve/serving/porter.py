@@ -19,7 +19,14 @@ from orcaserve.serving.terms import RETRY_COUNT, caller_by
 if TYPE_CHECKING:
     from orcaserve.serving.app import App
 
-PREFIXES = {"/v1/completions": "cmpl", "/v1/chat/completions": "chatcmpl"}  # of ids; "req" everywhere else
+# Of ids; "req" everywhere else.
+PREFIXES = {
+    "/v1/completions": "cmpl",
+    "/v1/chat/completions": "chatcmpl",
+    "/v1/embeddings": "embd",
+    "/v1/score": "score",
+    "/v1/rerank": "rerank",
+}
 SMALL = 64 * 1024  # bytes of a body that are read to keep the connection, though nobody looks at them
 _PATHS = {path.encode(): (path, prefix) for path, prefix in PREFIXES.items()}
 _RETRY_COUNT = RETRY_COUNT.encode()

@@ -14,20 +14,28 @@ def read_prompts(value: Any, vocab_size: int) -> list[str | list[int]]:
     """The prompts of a completion: `prompt` may be a text, texts, ids, or lists of ids; none is one empty text."""
     if value is None or value == []:
         return [""]
+    return read_texts("prompt", value, vocab_size, MAX_PROMPTS)
+
+
+def read_texts(field: str, value: Any, vocab_size: int, most: int) -> list[str | list[int]]:
+    """A text, texts, ids, or lists of ids: one at least, `most` at most. Raises InvalidRequest naming the field."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
-        raise InvalidRequest("prompt", "prompt must be a string, a list of strings, or token ids", code="invalid_type")
+        message = f"{field} must be a string, a list of strings, or token ids"
+        raise InvalidRequest(field, message, code="invalid_type")
+    if not value:
+        raise InvalidRequest(field, f"{field} is an empty list")
     if _is_id(value[0]):
-        return [_ids(value, vocab_size)]
-    if len(value) > MAX_PROMPTS:
-        raise InvalidRequest("prompt", f"prompt takes at most {MAX_PROMPTS} prompts")
+        return [_ids(field, value, vocab_size)]
+    if len(value) > most:
+        raise InvalidRequest(field, f"{field} takes at most {most} {field}s")
     if all(isinstance(item, str) for item in value):
         return list(value)
     if all(isinstance(item, list) for item in value):
-        return [_ids(item, vocab_size) for item in value]
-    message = "prompt must hold strings only, token ids only, or lists of token ids only"
-    raise InvalidRequest("prompt", message, code="invalid_type")
+        return [_ids(field, item, vocab_size) for item in value]
+    message = f"{field} must hold strings only, token ids only, or lists of token ids only"
+    raise InvalidRequest(field, message, code="invalid_type")
 
 
 def encode_prompts(prompts: list[str | list[int]], tokenizer: Tokenizer, most_tokens: int) -> list[list[int]]:
@@ -70,10 +78,10 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _ids(items: list[Any], vocab_size: int) -> list[int]:
+def _ids(field: str, items: list[Any], vocab_size: int) -> list[int]:
     if not all(type(item) is int for item in items):
-        raise InvalidRequest("prompt", "a list of token ids must hold integers only", code="invalid_type")
+        raise InvalidRequest(field, "a list of token ids must hold integers only", code="invalid_type")
     # Python's integers have no bound: nothing outside the vocabulary may go any further.
     if items and not (min(items) >= 0 and max(items) < vocab_size):
-        raise InvalidRequest("prompt", f"prompt holds a token id outside 0..{vocab_size - 1}")
+        raise InvalidRequest(field, f"{field} holds a token id outside 0..{vocab_size - 1}")
     return items

@@ -18,6 +18,7 @@ from orcaserve.serving.protocols.tensorflow import ROUTES as TENSORFLOW
 from orcaserve.serving.protocols.triton import ROUTES as TRITON
 from orcaserve.serving.route import Handle, Operation, Route, Router
 from orcaserve.serving.schedule_watch import REPLICA, schedule
+from orcaserve.serving.scores import RERANK, SCORE, rerank, score
 from orcaserve.serving.terms import HEADERS
 from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE, detokenize, tokenize
 from orcaserve.serving.web_page import ROUTES as WEB_PAGE
@@ -43,6 +44,12 @@ WATCHING = (
     "watch, when an engine takes the place of another (its `run` is a new one), and after lines that were left out "
     "for a client that did not read. Watching slows nobody down, and the server does not wait for it when it stops."
 )
+POOLING = (
+    "Each text is a request of its own, which ends with the iteration that has read it. A vector is made of the hidden "
+    "states after the model's last norm: the mean of all tokens', or the last token's, as the server was started "
+    "(`--pooling`), else as the model's own files say."
+)
+COSINE = "A score is the cosine of two texts' embeddings: from -1 to 1, and not a probability."
 LINES = "Of each event: a line of a schedule log."
 
 
@@ -79,9 +86,23 @@ ROUTES = [
     Route(
         "POST",
         "/v1/embeddings",
-        acting(embeddings),
-        Operation("Refused: a model that generates text makes no embeddings", {}, OPENAI, fields=EMBEDDINGS,
-                  required=("model",), errors=(404,)),
+        acting(embeddings, on_thread=True, queues=True),
+        Operation("Make vectors of texts", _named("Embeddings"), OPENAI, POOLING, fields=EMBEDDINGS,
+                  required=("model", "input"), headers=HEADERS, errors=(404, 429, 504)),
+    ),
+    Route(
+        "POST",
+        "/v1/score",
+        acting(score, on_thread=True, queues=True),
+        Operation("Tell how alike texts are", _named("Scores"), OPENAI, COSINE, fields=SCORE,
+                  required=("model", "text_1", "text_2"), headers=HEADERS, errors=(404, 429, 504)),
+    ),
+    Route(
+        "POST",
+        "/v1/rerank",
+        acting(rerank, on_thread=True, queues=True),
+        Operation("Put documents in order of their likeness to a query", _named("Reranked"), OPENAI, COSINE,
+                  fields=RERANK, required=("model", "query", "documents"), headers=HEADERS, errors=(404, 429, 504)),
     ),
     Route(
         "POST",

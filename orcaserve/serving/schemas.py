@@ -13,6 +13,7 @@ _TIME: Schema = {"type": ["integer", "null"], "description": "Seconds since 1970
 
 
 def other_schemas() -> dict[str, Schema]:
+    usage: Schema = {"$ref": "#/components/schemas/PooledUsage"}
     return {
         "PlainError": _object(error=_TEXT),
         "Status": _object(status=_TEXT),
@@ -54,6 +55,44 @@ def other_schemas() -> dict[str, Schema]:
             number={**_COUNT, "description": "Its number in the schedule."},
             replica=_COUNT,
         ),
+        "Embeddings": _object(
+            object={"const": "list"},
+            data=_list("Embedding"),
+            model=_TEXT,
+            usage=usage,
+        ),
+        "Embedding": _object(
+            object={"const": "embedding"},
+            index={**_COUNT, "description": "Of its text in the input."},
+            embedding={"anyOf": [{"type": "array", "items": {"type": "number"}}, _TEXT]},
+        ),
+        "Scores": _object(
+            id=_TEXT,
+            object={"const": "list"},
+            created=_COUNT,
+            model=_TEXT,
+            data=_list("Score"),
+            usage=usage,
+        ),
+        "Score": _object(
+            index={**_COUNT, "description": "Of the pair."}, object={"const": "score"}, score={"type": "number"}
+        ),
+        "Reranked": _object(
+            id=_TEXT,
+            model=_TEXT,
+            usage=usage,
+            results={**_list("RankedDocument"), "description": "The best first."},
+        ),
+        "RankedDocument": {
+            "type": "object",
+            "required": ["index", "relevance_score"],
+            "properties": {
+                "index": {**_COUNT, "description": "Of the document in the request."},
+                "relevance_score": {"type": "number"},
+                "document": _object(text=_TEXT),
+            },
+        },
+        "PooledUsage": _object(prompt_tokens=_COUNT, total_tokens=_COUNT),
         "File": _object(
             id=_TEXT,
             object={"const": "file"},

@@ -21,6 +21,7 @@ from orcaserve.core import (
     InvalidRequest,
     IterationReport,
     LiveRequests,
+    Pooling,
     Progress,
     Request,
     SamplingParams,
@@ -135,6 +136,7 @@ class Choice:
     """One request under way: its tokens as they come, and the text they make.
 
     over: nothing more is said of it: it has come to its end, has failed, or was cancelled. life: what was when.
+    embedding: its pooled hidden states, if it asked for them and has come to its end.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class Choice:
         self.request = request
         self.text = text
         self.over = False
+        self.embedding: bytes | None = None
         self.origin = origin
         self._service = service
         self._audience = audience
@@ -226,6 +229,7 @@ class Choice:
                 metrics.first_token.observe(now - life.arrival)
                 life.first_token = now
             life.last_token = now
+        self.embedding = news.embedding
         text = self.text.push(news.token, news.finish_reason, news.logprobs)
         if self.text.finish_reason is not None:
             self._end(self.text.finish_reason.value)
@@ -259,8 +263,10 @@ class Service:
         tokenizer: Tokenizer,
         name: str,
         serving: ServingConfig,
+        pooling: Pooling | str = Pooling.LAST,
         adapters: AdaptersConfig | None = None,
     ) -> None:
+        """pooling: how embeddings are made; or why they are not."""
         self.client = client
         self.tokenizer = tokenizer
         self.name = name
@@ -276,6 +282,7 @@ class Service:
             self._tool_encoder = ChatEncoder(tool_template, tokenizer)
         self._request_templates = RequestTemplates(tokenizer) if serving.trust_request_chat_template else None
         self.call_parser = serving.tool_call_parser
+        self._pooling = pooling
         self.stall_timeout = serving.stall_timeout
         self.metrics = Metrics(name, self.facts, client.replicas)
         for number, replica in enumerate(client.replicas):
@@ -292,7 +299,7 @@ class Service:
 
     def default_max_tokens(self, n_input: int, at_most: int | None = None) -> int:
         """What is left for a prompt, `at_most` so many; 1 if nothing is, so that the check names the numbers."""
-        left = self.facts.longest_request - n_input
+        left = self.facts.most_output(n_input)
         return max(1, left if at_most is None else min(left, at_most))
 
     def chat_encoder(self, source: object = None, tools: bool = False) -> ChatEncoder:
@@ -312,6 +319,14 @@ class Service:
             message = "this model has no chat template: use /v1/completions"
             raise InvalidRequest("messages", message, "no_chat_template")
         return encoder
+
+    def require_pooling(self) -> Pooling:
+        """How embeddings are made. Raises InvalidRequest if this model makes none."""
+        pooling = self._pooling if self.facts.embedding_size else "this model has no hidden states to pool"
+        if isinstance(pooling, str):
+            message = f"{self.name} makes no embeddings: {pooling}"
+            raise InvalidRequest("model", message, code="embeddings_not_supported")
+        return pooling
 
     def plan(
         self,
@@ -344,7 +359,8 @@ class Service:
         choices: list[tuple[Request, TextStream]] = []
         for ids, params in prompts:
             requests = fan_out(self._request_ids, ids, params, self.facts, terms, adapter)
-            new_text = options.streams(self.tokenizer, ids, params)
+            before = ids if self.facts.source is None else ()  # what an encoder reads is no beginning of the text
+            new_text = options.streams(self.tokenizer, before, params)
             choices += [(request, new_text()) for request in requests]
         n_each = prompts[0][1].n if n_kept else 0
         return Plan(choices, sum(len(ids) for ids, _ in prompts), n_kept, n_each, grammars)

@@ -52,7 +52,14 @@ def reproduce(log: Log) -> Reproduction:
     if prefixes is not None and not log.whole:  # what was kept from before it begins is not known
         return Reproduction(0, None, n_left_out)
     scheduler = Scheduler(
-        settings.n_slots, settings.max_bs, settings.n_workers, settings.page_size, policy, prefixes, settings.window
+        settings.n_slots,
+        settings.max_bs,
+        settings.n_workers,
+        settings.page_size,
+        policy,
+        prefixes,
+        settings.window,
+        settings.sources,
     )
     texts = RecordedTexts(events, settings.page_size) if prefixes is not None else None
     requests: dict[int, Request] = {}
@@ -102,6 +109,7 @@ def policy_settings(settings: Settings) -> PolicySettings:
         fairness=settings.fairness,
         batched_tokens=settings.batched_tokens,
         target_itl=settings.target_itl,
+        whole=settings.sources,
     )
 
 

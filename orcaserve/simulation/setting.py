@@ -21,6 +21,7 @@ class Setting:
     """cost: of an iteration, which also says how many batches are in flight. The quantities of Algorithm 1: n_slots and
     max_bs. longest: tokens of the longest request that the model can run. policy: by its name, with what is
     request-level's or iteration-level's alone; see orcaserve/scheduler/policies/registry.py. window: of the model.
+    sources: it has an encoder, which reads all input tokens of a request but the last.
     """
 
     cost: CostModel
@@ -35,6 +36,7 @@ class Setting:
     batched_tokens: int | None = None
     target_itl: float | None = None
     window: int | None = None
+    sources: bool = False
 
     def check(self) -> None:
         """Raises ConfigError if the policy could run nothing at all."""
@@ -56,7 +58,13 @@ class Setting:
     def _scheduler(self, arrivals: Sequence[Arrival]) -> Scheduler:
         window = window_for(self.window, self.n_slots, self.page_size)
         return Scheduler(
-            self.n_slots, self.max_bs, self.cost.n_workers, self.page_size, self._policy(arrivals), window=window
+            self.n_slots,
+            self.max_bs,
+            self.cost.n_workers,
+            self.page_size,
+            self._policy(arrivals),
+            window=window,
+            sources=self.sources,
         )
 
     def _policy(self, arrivals: Sequence[Arrival]) -> SchedulingPolicy:
@@ -66,6 +74,6 @@ class Setting:
 
         settings = PolicySettings(
             self.cost.n_workers, self.longest, self.microbatch_size, self.shortest_first, n_output, self.fairness,
-            self.batched_tokens, self.target_itl,
+            self.batched_tokens, self.target_itl, whole=self.sources,
         )  # fmt: skip
         return make_policy(self.policy, settings)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from orcaserve.checkpoint.converted import is_converted
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, Logprobs, SamplingParams
 from orcaserve.model.adapter import Adapter
+from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
+from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part
@@ -54,7 +57,7 @@ class Backend(Protocol):
     """
 
     @property
-    def spec(self) -> ModelSpec: ...
+    def spec(self) -> ModelSpec | EncoderDecoderSpec: ...
     @property
     def sampler(self) -> Sampler: ...
     @property
@@ -93,7 +96,7 @@ class Backend(Protocol):
         """Forward and sample: token_ids [N] -> a token per request; the token of one that cannot go on means nothing.
 
         rows: which of the layout's requests are those of request_ids, for the others are given no token; None: all.
-        wanted: log-probabilities, which nobody has who cannot go on.
+        wanted: log-probabilities, which nobody has who cannot go on; and pools, which are filled.
         """
 
 
@@ -102,12 +105,7 @@ def settle_device(config: EngineConfig) -> EngineConfig:
     are read. Raises ModelError, or ConfigError if the settings need the kernels."""
     if config.model.device != "cpu" or is_converted(config.model.path):
         return config
-    try:
-        from orcaserve.native.support import lacking
-    except ImportError:  # whoever loads the model says so
-        return config
-    with ModelFiles(config.model.path) as files:
-        missing = lacking(files.spec)
+    missing = ["an encoder"] if is_encoder_decoder(config.model.path) else _lacking(config.model.path)
     if not missing:
         return config
     if config.deterministic:
@@ -116,8 +114,20 @@ def settle_device(config: EngineConfig) -> EngineConfig:
     return replace(config, model=replace(config.model, device="reference"))
 
 
+def _lacking(path: Path) -> list[str]:
+    """What the CPU's kernels cannot run of a model, in words; nothing if there are no kernels."""
+    try:
+        from orcaserve.native.support import lacking
+    except ImportError:  # whoever loads the model says so
+        return []
+    with ModelFiles(path) as files:
+        return lacking(files.spec)
+
+
 def load_backend(config: EngineConfig, n_threads: int) -> Backend:
     """Load the model for the configured device. Raises ModelError or ConfigError."""
+    if is_encoder_decoder(config.model.path):
+        return _encoder_decoder(config, n_threads)
     if config.model.device != "cpu":
         return _reference(config, n_threads)
     try:
@@ -138,6 +148,17 @@ def check_floats(config: EngineConfig) -> None:
         raise ConfigError("--quantization", f"{config.model.quantization} weights need the CPU's kernels: --device cpu")
     if config.kv.dtype == "int8":
         raise ConfigError("--kv-cache-dtype", "int8 keys and values need the CPU's kernels: --device cpu")
+
+
+def _encoder_decoder(config: EngineConfig, n_threads: int) -> Backend:
+    check_floats(config)
+    try:
+        from orcaserve.worker.encoder_decoder_backend import EncoderDecoderBackend
+    except ModuleNotFoundError as error:
+        text = f"an encoder-decoder model needs PyTorch ({error}): pip install 'orcaserve[torch]'"
+        raise ConfigError("--model", text) from error
+
+    return EncoderDecoderBackend(config, n_threads)
 
 
 def _reference(config: EngineConfig, n_threads: int) -> Backend:

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orcaserve.core import Grammar, InvalidRequest, ModelError, SamplingParams, TokenLogprobs
+from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.backend import Remembers
 from orcaserve.worker.resources import available_cores
@@ -374,7 +375,7 @@ def _hold_back(row: NDArray[np.uint32], ids: frozenset[int]) -> None:
         row[:] = kept
 
 
-def vocabulary_of(path: Path, spec: ModelSpec) -> Callable[[], Vocabulary]:
+def vocabulary_of(path: Path, spec: ModelSpec | EncoderDecoderSpec) -> Callable[[], Vocabulary]:
     """Reads the model's own tokenizer, when it is called."""
 
     def read() -> Vocabulary:

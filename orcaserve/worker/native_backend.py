@@ -25,6 +25,7 @@ from orcaserve.native.sampler import Sampler
 from orcaserve.native.support import check_supported
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
+from orcaserve.worker.pooling import fill
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
 _log = logging.getLogger(__name__)
@@ -86,16 +87,18 @@ class NativeBackend:
         wanted: Wanted = NOTHING,
     ) -> Outcome:
         self.sampler.begin(request_ids)
-        states = self._model.room_for(layout) if wanted.prompts else None
-        logits = self._model.forward(token_ids, layout, self._kv, states=states)
-        if rows is not None:
-            logits = logits[rows]
+        model, states = self._model, self._model.room_for(layout) if wanted.of_states else None
+        # The kernels want a row at least; of nobody's logits none is looked at.
+        of_rows = None if rows is None else layout.last_rows[rows or [0]]
+        logits = model.forward(token_ids, layout, self._kv, of_rows, states=states)
         chosen = choose(self.sampler, logits, request_ids, wanted)
         if states is None:
             return chosen
         kept = states
+        if wanted.pooled:
+            fill(wanted.pooled, self.spec.hidden_size, lambda rows: model.normed(kept[rows]))
         scored = score_prompts(
-            wanted.prompts, self.spec.vocab_size, lambda rows: self._model.head(kept[rows], self._kv), self.sampler
+            wanted.prompts, self.spec.vocab_size, lambda rows: model.head(kept[rows], self._kv), self.sampler
         )
         return joined(chosen, scored)
 

@@ -98,6 +98,9 @@ class PartBackend(PassesOn[Floats]):
     def _head(self, states: Floats, rows: Int32s) -> Floats:
         return self._model.head(states[rows], self._kv)
 
+    def _normed(self, states: Floats, rows: Int32s) -> Floats:
+        return self._model.normed(states[rows])
+
     def _zeros(self, n: int) -> Floats:
         return np.zeros((n, self.spec.hidden_size), np.float32)
 

@@ -14,10 +14,12 @@ from typing import Any, Generic, TypeVar
 
 from orcaserve.core.spans import COMPUTE, RECEIVE, SAMPLE, Span
 from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
 from orcaserve.worker import backend
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
+from orcaserve.worker.pooling import fill
 from orcaserve.worker.sampled_elsewhere import SampledElsewhere
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
@@ -65,6 +67,10 @@ class PassesOn(ABC, Generic[Rows]):
         """Logits, of its own vocabulary, of some of these rows."""
 
     @abstractmethod
+    def _normed(self, states: Rows, rows: Int32s) -> Floats:
+        """Some of these rows after the last norm."""
+
+    @abstractmethod
     def _zeros(self, n: int) -> Rows: ...
 
     @abstractmethod
@@ -92,7 +98,7 @@ class PassesOn(ABC, Generic[Rows]):
         started = time.monotonic_ns()
         inputs: Any = None if received is None else received[: len(token_ids)]
         out: Any
-        if scores := bool(wanted.prompts) and self._part.last:
+        if keeps := wanted.of_states and self._part.last:
             out, states = self._compute_and_keep(token_ids, inputs, layout)
         else:
             out = self._compute(token_ids, inputs, layout)
@@ -106,7 +112,9 @@ class PassesOn(ABC, Generic[Rows]):
         chosen: Any = [0] * len(request_ids), {}, {}
         if logits is not None and self._sampler is not None:
             chosen = choose(self._sampler, logits if rows is None else logits[rows], request_ids, wanted)
-        if scores:
+        if keeps:
+            if wanted.pooled and self._sampler is not None:
+                fill(wanted.pooled, self.spec.hidden_size, lambda rows: self._normed(states, rows))
             logits_of = lambda rows: self._gather(self._head(states, rows))  # noqa: E731
             chosen = joined(chosen, score_prompts(wanted.prompts, self.spec.vocab_size, logits_of, self._sampler))
         if self._sampler is not None:

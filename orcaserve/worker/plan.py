@@ -10,6 +10,7 @@ from orcaserve.config import EngineConfig, ParallelConfig
 from orcaserve.core import ConfigError
 from orcaserve.data_plane import memory
 from orcaserve.data_plane.protocol import Place
+from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part, share
 from orcaserve.model.spec import ModelSpec
@@ -32,12 +33,15 @@ class Plan:
     def read(cls, config: EngineConfig) -> Plan:
         """The plan for the configured model, of which only headers are read. Raises ModelError or ConfigError."""
         parallel = config.parallel
-        flag = "--pipeline-parallel-size" if parallel.pipeline_parallel_size > 1 else "--tensor-parallel-size"
+        if is_encoder_decoder(config.model.path):
+            raise ConfigError(_flag(parallel), "a model with an encoder is not cut: take 1")
         if config.model.device != "cpu" and is_converted(config.model.path):
             raise ConfigError("--device", "a converted model is packed for the CPU's kernels: take --device cpu")
         far = config.nodes.n_nodes > 1 or config.model.device != "cpu" or not memory.AVAILABLE
         if far and find_spec("torch") is None:
-            raise ConfigError(flag, "these workers exchange numbers through PyTorch: pip install 'orcaserve[torch]'")
+            raise ConfigError(
+                _flag(parallel), "these workers exchange numbers through PyTorch: pip install 'orcaserve[torch]'"
+            )
         if is_converted(config.model.path):
             return cls._of_converted(config)
         with ModelFiles(config.model.path) as files:
@@ -56,6 +60,11 @@ class Plan:
 
     def part(self, place: Place) -> Part:
         return Part(self.spec, self.stages[place.stage], place.shard, place.n_shards)
+
+
+def _flag(parallel: ParallelConfig) -> str:
+    """What asks for more workers than one."""
+    return "--pipeline-parallel-size" if parallel.pipeline_parallel_size > 1 else "--tensor-parallel-size"
 
 
 def split_layers(spec: ModelSpec, parallel: ParallelConfig) -> list[range]:

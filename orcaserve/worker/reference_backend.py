@@ -17,6 +17,7 @@ from orcaserve.model.reference.sampler import Sampler
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.devices import torch_device
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
+from orcaserve.worker.pooling import fill
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
 
@@ -70,8 +71,10 @@ class ReferenceBackend:
         states = model.states(torch.from_numpy(token_ids).long().to(model.device), layout, self._kv)
         logits = model.head(states, layout.last_rows if rows is None else layout.last_rows[rows])
         chosen = choose(self.sampler, logits, request_ids, wanted)
-        if not wanted.prompts:
+        if not wanted.of_states:
             return chosen
+        if wanted.pooled:
+            fill(wanted.pooled, self.spec.hidden_size, lambda some: model.normed(states, some).cpu().numpy())
         scored = score_prompts(
             wanted.prompts, self.spec.vocab_size, lambda some: model.head(states, some), self.sampler
         )

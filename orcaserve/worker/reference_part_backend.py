@@ -14,6 +14,7 @@ from orcaserve.core import ConfigError
 from orcaserve.data_plane.device_tensors import TensorPlane
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
 from orcaserve.model.reference.builder import load_reference_part
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
@@ -107,6 +108,10 @@ class ReferencePartBackend(PassesOn[Tensor]):
 
     def _head(self, states: Tensor, rows: Int32s) -> Tensor:
         return self._model.head(states, rows)
+
+    def _normed(self, states: Tensor, rows: Int32s) -> Floats:
+        normed: Floats = self._model.normed(states, rows).cpu().numpy()
+        return normed
 
     def _zeros(self, n: int) -> Tensor:
         return torch.zeros((n, self.spec.hidden_size), dtype=self._dtype, device=self._device)

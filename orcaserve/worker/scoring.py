@@ -14,6 +14,7 @@ import numpy as np
 
 from orcaserve.core import BatchEntry, Logprobs, TokenLogprobs
 from orcaserve.model.layout import Int32s, Layout
+from orcaserve.worker.pooling import PooledRows
 
 MOST_LOGITS = 2**23  # in memory at a time: 32 MiB
 NOT_NUMBERS = "the model's output is not a number"
@@ -34,10 +35,19 @@ class PromptRows:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What an iteration is to tell. chosen: request id -> best tokens to tell beside the one that is chosen for it."""
+    """What an iteration is to tell. chosen: request id -> best tokens to tell beside the one that is chosen for it.
+
+    pooled: hidden states that pools are to have.
+    """
 
     chosen: Mapping[int, int] = field(default_factory=dict)
     prompts: Sequence[PromptRows] = ()
+    pooled: Sequence[PooledRows] = ()
+
+    @property
+    def of_states(self) -> bool:
+        """Whether hidden states are looked at beyond those that tokens are chosen from."""
+        return bool(self.prompts or self.pooled)
 
 
 NOTHING = Wanted()
@@ -54,7 +64,7 @@ class ScoringSampler(Protocol):
         """Of a given token for each row; None where the logits are no numbers."""
 
 
-def wanted_of(entries: Sequence[BatchEntry], layout: Layout, chosen: Mapping[int, int]) -> Wanted:
+def scored_rows(entries: Sequence[BatchEntry], layout: Layout) -> list[PromptRows]:
     """entries: those of the layout, in its order."""
     prompts = []
     for entry, first in zip(entries, layout.starts.tolist(), strict=False):
@@ -63,7 +73,7 @@ def wanted_of(entries: Sequence[BatchEntry], layout: Layout, chosen: Mapping[int
             if scoring.follower is not None:
                 followers.append(scoring.follower)
             prompts.append(PromptRows(entry.request_id, first, followers, scoring.n_top))
-    return Wanted(chosen, prompts)
+    return prompts
 
 
 def choose(
@@ -84,11 +94,13 @@ def score_prompts(
     logits_of: Callable[[Int32s], Any],
     sampler: ScoringSampler | None,
 ) -> tuple[dict[int, str], dict[int, list[TokenLogprobs]]]:
-    """(request id -> why it cannot go on, request id -> of its followers).
+    """(request id -> why it cannot go on, request id -> of its followers). Nothing of no prompts.
 
     logits_of: rows of the flat batch -> their logits, or None if others have them: then there is no sampler, and the
     result is empty. It is called with the same rows by all workers of a stage.
     """
+    if not prompts:
+        return {}, {}
     owners = [(prompt, follower) for prompt in prompts for follower in prompt.followers]
     rows = np.concatenate([np.arange(p.first, p.first + len(p.followers), dtype=np.int32) for p in prompts])
     told: dict[int, list[TokenLogprobs]] = {prompt.request_id: [] for prompt in prompts}

@@ -16,7 +16,8 @@ from orcaserve.model.kv_manager import KVManager
 from orcaserve.worker.adapters import LoadedAdapters
 from orcaserve.worker.backend import Backend, Outcome, load_backend
 from orcaserve.worker.facts import check_deterministic, engine_facts, n_slots_for, n_threads_for
-from orcaserve.worker.scoring import NOTHING, wanted_of
+from orcaserve.worker.pooling import Pools
+from orcaserve.worker.scoring import NOT_NUMBERS, NOTHING, Wanted, scored_rows
 
 
 class Worker:
@@ -32,9 +33,11 @@ class Worker:
         self.adapters = adapters
         self._backend = backend
         self._kv = kv
+        self._reads = facts.source is not None  # the model has an encoder
         self._inputs: dict[int, list[int]] = {}  # of requests whose initiation comes in pieces: what has come
         self._adapter_of: dict[int, int] = {}  # of requests that have one
         self._n_top: dict[int, int] = {}  # of requests that ask for log-probabilities: best tokens to tell of each
+        self._pools = Pools()
 
     @classmethod
     def load(cls, config: EngineConfig) -> Worker:
@@ -71,6 +74,7 @@ class Worker:
             self._kv.drop(request_id)
             self._inputs.pop(request_id, None)
             self._n_top.pop(request_id, None)
+            self._pools.drop(request_id)
             self._adapter_of.pop(request_id, None)
         for block in batch.evicted:
             self._kv.evict(block)
@@ -91,21 +95,30 @@ class Worker:
             if entry.prefix is not None:
                 self._begin(entry.request_id, entry.prefix)
                 shares = shares or not filled.isdisjoint(entry.prefix.blocks)
+            if self._reads and entry.params is not None:  # all but the decoder's start and what it put out before
+                self._kv.begin_source(entry.request_id, len(entry.tokens) - entry.n_output - 1)
             self._kv.extend(entry.request_id, len(entry.tokens))
             if (full := kept.get(entry.request_id)) is not None:
                 self._kv.keep(full.request_id, full.first_page, full.first_block, full.n)
                 filled.update(range(full.first_block, full.first_block + full.n))
         tokens: Sequence[int] = []
         logprobs: Mapping[int, Logprobs] = {}
-        chosen_for = [entry for entry in runnable if not entry.n_to_come]
+        embeddings: dict[int, bytes] = {}
+        chosen_for = [entry for entry in runnable if not entry.n_to_come and entry.pooling is None]
         if runnable:
             tokens, failed, logprobs = self._iterate(runnable, chosen_for, shares)
             failures |= failed
             self._kv.leave_behind([entry.request_id for entry in runnable])
+        if len(chosen_for) < len(runnable):
+            for request_id, embedding in self._pools.take(runnable).items():
+                if embedding is None:
+                    failures[request_id] = NOT_NUMBERS
+                elif request_id not in failures:
+                    embeddings[request_id] = embedding
         if len(chosen_for) < len(batch.entries):
             by_id = {entry.request_id: token for entry, token in zip(chosen_for, tokens, strict=True)}
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
-        return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs)
+        return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs, embeddings)
 
     def read_adapter(self, adapter: AdapterSource) -> Any:
         """For `add_adapter`; from any thread. Raises ModelError."""
@@ -139,8 +152,9 @@ class Worker:
         if self._adapter_of:
             layout = replace(layout, adapters=[self._adapter_of.get(entry.request_id, 0) for entry in entries])
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
-        scores = False
+        scores = pools = False
         for entry in entries:
+            pools = pools or entry.pooling is not None
             if entry.n_to_come:
                 scores = scores or entry.scoring is not None
                 self._inputs.setdefault(entry.request_id, []).extend(entry.tokens)
@@ -148,18 +162,20 @@ class Worker:
                 tokens = [*self._inputs.pop(entry.request_id, ()), *entry.tokens] if entry.position else entry.tokens
                 n_input = len(tokens) - entry.n_output
                 settings = entry.params, entry.stop_ids, entry.seed
-                self._backend.sampler.admit(entry.request_id, tokens[:n_input], *settings, tokens[n_input:])
+                first = n_input - 1 if self._reads else 0  # what an encoder reads is no text that goes on
+                self._backend.sampler.admit(entry.request_id, tokens[first:n_input], *settings, tokens[n_input:])
                 scores = scores or entry.scoring is not None
                 if entry.params.logprobs is not None:
                     self._n_top[entry.request_id] = entry.params.logprobs
         rows = None
         if len(chosen_for) < len(entries):
-            rows = [row for row, entry in enumerate(entries) if not entry.n_to_come]
+            rows = [row for row, entry in enumerate(entries) if not entry.n_to_come and entry.pooling is None]
         ids = [entry.request_id for entry in chosen_for]
         wanted = NOTHING
-        if scores or self._n_top:
+        if scores or pools or self._n_top:
             chosen = {request_id: self._n_top[request_id] for request_id in ids if request_id in self._n_top}
-            wanted = wanted_of(entries if scores else (), layout, chosen)
+            scored = scored_rows(entries, layout) if scores else ()
+            wanted = Wanted(chosen, scored, self._pools.rows(entries, layout) if pools else ())
         return self._backend.iterate(flat, layout, ids, rows, wanted)
 
     def _fault(self, entry: BatchEntry) -> str | None:

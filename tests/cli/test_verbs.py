@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from orcaserve.checkpoint.locate import DEFAULT_MODEL
+from orcaserve.model.families import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("default_model")
 SMALL = ("-t", "1", "--n-slots", "2048")  # one thread: the tests' machine may be busy
@@ -129,6 +130,15 @@ def test_models_list_and_path(default_model: Path) -> None:
     listed = orcaserve("models", "list").stdout
     assert DEFAULT_MODEL in listed
     assert str(default_model) in listed
+
+
+def test_supported_families_are_listed() -> None:
+    lines = orcaserve("models", "list", "--supported").stdout.splitlines()
+    assert lines[0].split()[:3] == ["family", "config.json", "GGUF"]
+    assert len(lines) == 1 + len(FAMILIES)
+    for family, line in zip(FAMILIES, lines[1:], strict=True):
+        assert line.startswith(family.title) and family.example in line
+        assert all(name in line for name in (*family.model_types, *family.architectures))
 
 
 def test_a_converted_model_gives_the_same_text(default_model: Path, tmp_path: Path) -> None:

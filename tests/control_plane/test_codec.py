@@ -20,9 +20,11 @@ from orcaserve.core import (
     GrammarKind,
     InvalidRequest,
     IterationReport,
+    Pooling,
     Progress,
     Request,
     SamplingParams,
+    SourceFacts,
     Terms,
 )
 
@@ -38,7 +40,8 @@ grammars = st.builds(Grammar, st.sampled_from(GrammarKind), texts.filter(len))
 
 @st.composite
 def sampling_params(draw: st.DrawFn) -> SamplingParams:
-    max_tokens = draw(st.integers(1, 2**31 - 1))
+    pooling = draw(st.none() | st.sampled_from(Pooling))
+    max_tokens = 0 if pooling else draw(st.integers(1, 2**31 - 1))
     grammar = draw(st.none() | grammars)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -53,6 +56,7 @@ def sampling_params(draw: st.DrawFn) -> SamplingParams:
         logit_bias=draw(st.dictionaries(token_ids, st.floats(-100, 100), max_size=5)),
         grammar=grammar,
         ignore_eos=grammar is not None and draw(st.booleans()),
+        pooling=pooling,
     )
 
 
@@ -86,6 +90,8 @@ facts = st.builds(
     max_bs=counts,
     n_workers=counts,
     eos_ids=st.frozensets(token_ids, max_size=4),
+    embedding_size=counts,
+    source=st.none() | st.builds(SourceFacts, longest=counts, start=token_ids, page_size=counts),
     window=st.none() | st.integers(2, 2**31),
 )
 

@@ -78,12 +78,31 @@ def test_what_is_too_large_for_one_message_comes_in_several(monkeypatch: pytest.
     assert [each for message in messages for each in codec.decode_progress(message.report)] == progress
 
     result = IterationResult(7, [1] * 6, {}, 0.5, {each.request_id: each.logprobs for each in progress})  # type: ignore[misc]
-    *early, last = worker_codec.encode_results(result)
-    assert len(early) > 1 and last.HasField("result")
-    told: dict[int, Logprobs] = {}
-    for message in early:
-        told |= worker_codec.decode_early(message.logprobs)
-    assert worker_codec.decode_result(last.result, told) == result
+    *parts, last = worker_codec.encode_results(result)
+    assert len(parts) > 1 and last.HasField("result")
+    assert worker_codec.decode_result(last.result, [message.part for message in parts]) == result
+
+
+@given(st.dictionaries(st.integers(0, 20), st.tuples(st.integers(0, 60), st.integers(0, 900)), max_size=12))
+def test_embeddings_too(sizes: dict[int, tuple[int, int]]) -> None:
+    """Of a report and of a result, with log-probabilities among them; no message is larger than it has to be."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "MAX_TURN_BYTES", 2000)
+        patch.setattr(worker_codec, "MAX_TURN_BYTES", 2000)
+        progress = [
+            Progress(i, None, FinishReason.LENGTH, None, prompt_of(n) if n else None, embedding=bytes(n_bytes))
+            for i, (n, n_bytes) in sizes.items()
+        ]
+        messages = list(codec.encode_reports(IterationReport(progress, STATUS, describes=True)))
+        assert [each for message in messages for each in codec.decode_progress(message.report)] == progress
+        told = {each.request_id: each.logprobs for each in progress if each.logprobs is not None}
+        vectors = {each.request_id: each.embedding for each in progress if each.embedding is not None}
+        result = IterationResult(7, [1], {}, 0.5, told, vectors)
+        *parts, last = worker_codec.encode_results(result)
+        assert worker_codec.decode_result(last.result, [message.part for message in parts]) == result
+        for message in (*parts, last):
+            ids = {*(message.part if message in parts else message.result).embeddings}
+            assert len(ids) <= 1 or sum(sizes[i][1] for i in ids) <= 2000
 
 
 @given(logprobs)

@@ -21,6 +21,7 @@ from orcaserve.core import (
     ModelNotFound,
     OrcaServeError,
     Phase,
+    Pooling,
     Prefix,
     SamplingParams,
 )
@@ -42,11 +43,15 @@ def entries(draw: st.DrawFn) -> BatchEntry:
         before = draw(st.lists(token_ids, max_size=20))
         copied = draw(st.integers(0, 2**63 - 1)), draw(st.integers(0, 15))
         prefix, position = Prefix(draw(st.lists(request_ids, max_size=4)), before, *copied), len(before)
+    pooling = draw(st.none() | st.sampled_from(Pooling))
     if draw(st.booleans()):
         n_to_come = draw(st.integers(1, 2**31 - 1))
-        return BatchEntry(draw(request_ids), Phase.INITIATION, tokens, position, n_to_come=n_to_come, prefix=prefix)
+        return BatchEntry(
+            draw(request_ids), Phase.INITIATION, tokens, position, n_to_come=n_to_come, prefix=prefix, pooling=pooling
+        )
     params = SamplingParams(
-        max_tokens=draw(st.integers(1, 2**31 - 1)),
+        max_tokens=0 if pooling else draw(st.integers(1, 2**31 - 1)),
+        pooling=pooling,
         temperature=draw(st.floats(0, 2)),
         repetition_penalty=draw(st.floats(0.01, 10)),
         logit_bias=draw(st.dictionaries(token_ids, st.floats(-100, 100), max_size=5)),
@@ -61,6 +66,7 @@ def entries(draw: st.DrawFn) -> BatchEntry:
         draw(st.integers(-(2**63), 2**63 - 1)),
         draw(st.integers(0, position + len(tokens) - 1)),
         prefix=prefix,
+        pooling=pooling,
     )
 
 
@@ -89,6 +95,7 @@ def test_batches(batch: Batch) -> None:
         st.lists(token_ids, max_size=6),
         st.dictionaries(request_ids, texts, max_size=3),
         st.floats(0, 1e6),
+        embeddings=st.dictionaries(request_ids, st.binary(max_size=12), max_size=3),
     )
 )
 def test_results(result: IterationResult) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orcaserve.core import CannotFit, EngineFacts, Grammar, InvalidRequest, SamplingParams
+from orcaserve.core import CannotFit, EngineFacts, Grammar, InvalidRequest, SamplingParams, SourceFacts
 from orcaserve.core.admission import check_output, check_request, fan_out
 
 
@@ -108,3 +108,41 @@ def test_without_a_token_that_ends_a_text_there_is_no_grammar() -> None:
     check_request([1], SamplingParams(), model)
     with pytest.raises(InvalidRequest, match="no token that ends a text"):
         check_request([1], SamplingParams(grammar=Grammar.regex("a")), model)
+
+
+class TestSides:
+    """A model with an encoder: its two sides have bounds, and slots, of their own."""
+
+    facts = replace(facts(context_length=50, n_slots=64), source=SourceFacts(longest=30, start=0, page_size=16))
+
+    @pytest.mark.parametrize(
+        ("n_input", "n_output", "field", "words"),
+        [
+            (31, 1, "prompt", "31 prompt tokens, but the encoder reads 30 at most"),
+            (1, 21, "max_tokens", "21 tokens to generate, but the decoder gives 20 at most"),
+        ],
+    )
+    def test_each_has_its_length(self, n_input: int, n_output: int, field: str, words: str) -> None:
+        check_request([1] * 30, SamplingParams(max_tokens=20), self.facts)
+        with pytest.raises(CannotFit, match=words) as refusal:
+            check_request([1] * n_input, SamplingParams(max_tokens=n_output), self.facts)
+        assert refusal.value.field == field
+
+    def test_slots_come_in_pages_for_each(self) -> None:
+        few = replace(self.facts, n_slots=48)
+        check_request([1] * 30, SamplingParams(max_tokens=15), few)
+        check_request([1] * 16, SamplingParams(max_tokens=20), few)
+        assert (few.most_output(30), few.most_output(16), few.most_output(17)) == (15, 20, 15)
+        with pytest.raises(
+            CannotFit, match="30 prompt tokens \\+ 16 tokens to generate need 64 K/V slots, in pages of 16"
+        ):
+            check_request([1] * 30, SamplingParams(max_tokens=16), few)
+        with pytest.raises(CannotFit) as refusal:
+            check_request([1] * 30, SamplingParams(max_tokens=1), replace(self.facts, n_slots=32))
+        assert refusal.value.field == "prompt"
+
+    def test_a_prompt_is_not_scored(self) -> None:
+        with pytest.raises(InvalidRequest, match="no log-probabilities of its tokens") as refusal:
+            check_request([1], SamplingParams(max_tokens=1, prompt_logprobs=0), self.facts)
+        assert refusal.value.field == "prompt_logprobs"
+        check_request([1], SamplingParams(max_tokens=1, logprobs=2), self.facts)

@@ -24,6 +24,7 @@ from orcaserve.native.precision import choose_precision
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import gguf_files
+from family_cases import randomise
 
 
 class Reference:
@@ -135,17 +136,6 @@ LLAMA_OPTIONS: dict[str, Any] = {
 }
 
 
-def _randomise(model: Any, seed: int = 0) -> Any:
-    """Larger weights than initialisation gives, biases and norms included: so that every one of them matters."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = "norm" in name or "ln_" in name
-            parameter.copy_(1 + 0.2 * noise if is_norm and name.endswith("weight") else 0.15 * noise)
-    return model.eval()
-
-
 @pytest.fixture(scope="session")
 def tiny_llama() -> Callable[..., Any]:
     """tiny_llama(**options) -> a random LlamaForCausalLM; kind="qwen2" or "mistral" for its kin."""
@@ -155,7 +145,7 @@ def tiny_llama() -> Callable[..., Any]:
 
         name = {"llama": "Llama", "qwen2": "Qwen2", "mistral": "Mistral"}[kind]
         config = getattr(transformers, f"{name}Config")(**(LLAMA_OPTIONS | options))
-        return _randomise(getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager"))
+        return randomise(getattr(transformers, f"{name}ForCausalLM")._from_config(config, attn_implementation="eager"))
 
     return make
 
@@ -169,7 +159,7 @@ def tiny_gpt2() -> Callable[..., Any]:
 
         sizes = {"vocab_size": 131, "n_embd": 96, "n_layer": 2, "n_head": 6, "n_positions": 1200, "eos_token_id": 3}
         config = GPT2Config(**(sizes | {"bos_token_id": 3} | options))
-        return _randomise(GPT2LMHeadModel._from_config(config, attn_implementation="eager"))
+        return randomise(GPT2LMHeadModel._from_config(config, attn_implementation="eager"))
 
     return make
 

@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from orcaserve.model.loader import ModelFiles
-
 TEXT = [int(t) for t in np.random.default_rng(0).integers(0, 131, 1100)]
 PLACES = (0, 1, 100, 1000)
 
@@ -100,13 +98,6 @@ def test_kin_of_llama(kind: str, tiny_llama: Any, run: Any, tmp_path: Path) -> N
     assert_same_logits(run, tmp_path, model)
 
 
-def test_a_sliding_window(tiny_llama: Any, tmp_path: Path) -> None:
-    model = tiny_llama("mistral", sliding_window=64)
-    model.save_pretrained(tmp_path)
-    with ModelFiles(tmp_path) as files:
-        assert files.spec.context_length == 2048 and files.spec.windows == (64, 64)
-
-
 @pytest.mark.parametrize(
     "options", [{}, {"n_inner": 100, "activation_function": "gelu"}, {"scale_attn_weights": False}]
 )
@@ -134,25 +125,6 @@ def test_b53_gguf_of_every_kind(
     stored = save_gguf(model, tmp_path / "model.gguf", kind)
     model.load_state_dict({name: torch.from_numpy(weight) for name, weight in stored.items()}, strict=False)
     assert_same_logits(run, tmp_path / "model.gguf", model, TEXT[:110])
-
-
-WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8, "num_key_value_heads": 2}
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL",
-     "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"],
-)  # fmt: skip
-@pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_gguf_of_kinds_with_blocks_of_256(
-    kind: str, family: str, tiny_llama: Any, save_gguf: Any, run: Any, tmp_path: Path
-) -> None:
-    """Queries and keys are permuted in Llama's files, and not in Qwen2's."""
-    model = tiny_llama(family, tie_word_embeddings=False, num_hidden_layers=1, **WIDE)
-    stored = save_gguf(model, tmp_path / "model.gguf", kind)
-    model.load_state_dict({name: torch.from_numpy(weight) for name, weight in stored.items()}, strict=False)
-    assert_same_logits(run, tmp_path / "model.gguf", model, TEXT[:40])
 
 
 def test_gguf_rope_factors(tiny_llama: Any, save_gguf: Any, run: Any, tmp_path: Path) -> None:

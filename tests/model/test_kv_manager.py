@@ -199,3 +199,23 @@ def test_unknown_requests() -> None:
 def test_wrong_sizes_are_refused(n_slots: int, page_size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         KVManager(n_slots, page_size)
+
+
+def test_a_source_has_pages_of_its_own() -> None:
+    """What is left of its last page is nobody's; the layout tells how much of each request it is."""
+    kv = KVManager(40, 4)
+    kv.begin_source(1, 5)
+    kv.extend(1, 6)
+    assert len(kv.pages(1)) == 3
+    kv.extend(1, 3)
+    assert (len(kv.pages(1)), kv.n_tokens(1)) == (3, 9)
+    kv.begin_source(2, 4)
+    layout = kv.lay_out([(1, 1), (2, 5)])
+    assert (len(kv.pages(1)), len(kv.pages(2))) == (4, 2)
+    assert layout.sources is not None and layout.sources.tolist() == [5, 4]
+    assert layout.contexts.tolist() == [9, 0] and layout.starts.tolist() == [0, 1, 6]
+    kv.drop(1)
+    kv.drop(2)
+    assert kv.n_used == 0
+    kv.extend(1, 4)  # the same number again, without a source
+    assert len(kv.pages(1)) == 1

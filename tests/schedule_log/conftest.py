@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import pytest
 
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig, ScheduleLogConfig, SchedulerConfig
-from orcaserve.core import USUAL, IterationReport, Request, SamplingParams, Terms
+from orcaserve.core import USUAL, IterationReport, Pooling, Request, SamplingParams, Terms
 from orcaserve.engine.host import EngineHost
 
 LONGEST = 64
@@ -45,7 +45,8 @@ def run_logged(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ru
             for i in range(n_requests):
                 params = SamplingParams(max_tokens=rng.randint(1, 20), temperature=1.0)
                 if only_read and rng.random() < only_read:
-                    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+                    wish = rng.choice([{"prompt_logprobs": 1}, {"pooling": Pooling.MEAN}, {"pooling": Pooling.LAST}])
+                    params = SamplingParams(max_tokens=0, **wish)  # type: ignore[arg-type]
                 prompt = [rng.randrange(256) for _ in range(rng.randint(1, 30))]
                 host.submit([Request(i, prompt, params, frozenset(range(2, 12)), seed=i, terms=terms(rng))])
                 if rng.random() < 0.1:

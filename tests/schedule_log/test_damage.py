@@ -114,6 +114,7 @@ def test_a_damaged_line(tmp_path: Path, at: int, line: str, what: str) -> None:
         ({"settings": []}, "settings must be an object"),
         ({"settings": HEADER["settings"] | {"policy": "fair"}}, r"settings\.policy must be one of iteration-level"),  # type: ignore[operator]
         ({"settings": HEADER["settings"] | {"max_bs": 0}}, r"settings\.max_bs must be a whole number"),  # type: ignore[operator]
+        ({"settings": HEADER["settings"] | {"sources": 1}}, r"settings\.sources must be true or false"),  # type: ignore[operator]
         ({"live": [[1]]}, "live must hold lists of 6"),
         ({"in_flight": 3}, "in_flight must hold"),
         ({"last": [None]}, "last must hold"),

@@ -22,7 +22,7 @@ def test_page_size_one_is_an_exact_counter() -> None:
     assert ledger.n_reserved == 7
     assert ledger.fits(request(99), 3) and not ledger.fits(request(99), 4)
     ledger.release(1)
-    assert ledger.n_reserved == 0 and ledger.fits(request(99), 10) and not ledger.could_ever_fit(11)
+    assert ledger.n_reserved == 0 and ledger.fits(request(99), 10) and not ledger.could_ever_fit(request(99), 11)
 
 
 def test_reservations_are_whole_pages() -> None:
@@ -38,7 +38,7 @@ def test_reservations_are_whole_pages() -> None:
 def test_a_partial_page_at_the_end_is_not_usable() -> None:
     ledger = SlotLedger(47, page_size=16)
     assert ledger.n_slots == 32
-    assert ledger.could_ever_fit(32) and not ledger.could_ever_fit(33)
+    assert ledger.could_ever_fit(request(99), 32) and not ledger.could_ever_fit(request(99), 33)
 
 
 def test_fill_stays_within_the_reservation() -> None:

@@ -37,7 +37,7 @@ def fed(n: int, position: int = 0, n_to_come: int = 0) -> list[BatchEntry]:
 def test_what_a_request_needs(n_input: int, max_tokens: int, expected: int) -> None:
     ledger = WindowedLedger(100, PAGE, WINDOW)
     assert ledger.need(request(n_input, max_tokens), n_input + max_tokens) == expected
-    assert ledger.could_ever_fit(n_input + max_tokens)
+    assert ledger.could_ever_fit(request(n_input, max_tokens), n_input + max_tokens)
 
 
 def test_a_small_region_bounds_it_too() -> None:

@@ -11,7 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from orcaserve.core import USUAL, Batch, ConfigError, FinishReason, IterationResult, Request, SamplingParams, Terms
+from orcaserve.core import (
+    USUAL,
+    Batch,
+    ConfigError,
+    FinishReason,
+    IterationResult,
+    Pooling,
+    Request,
+    SamplingParams,
+    Terms,
+)
 from orcaserve.schedule_log.explain import tell
 from orcaserve.schedule_log.format import HandedOut, Log, Returned, Settings
 from orcaserve.schedule_log.reader import read_log
@@ -63,6 +73,8 @@ def record(
                 text *= rng.choice([1, 6])
             scored = 0 if rng.random() < 0.1 else None
             params = SamplingParams(max_tokens=rng.randint(1, 14), prompt_logprobs=scored)
+            if rng.random() < 0.1:
+                params = SamplingParams(max_tokens=0, pooling=rng.choice(list(Pooling)))
             terms = _any_terms(rng) if users else USUAL
             request = Request(len(requests), text, params, frozenset({STOP}), terms=terms)
             requests.append(request)

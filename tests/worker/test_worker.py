@@ -111,7 +111,7 @@ def test_pieces_alone_and_a_request_that_is_dropped_amid_them(rig: Rig) -> None:
 
 
 def test_facts(rig: Rig) -> None:
-    assert rig.worker.facts == EngineFacts("tiny", 256, 4096, 128, 8, 1, frozenset({2}))
+    assert rig.worker.facts == EngineFacts("tiny", 256, 4096, 128, 8, 1, frozenset({2}), embedding_size=32)
 
 
 def test_a_mixed_batch_gives_what_each_request_gets_alone(rig: Rig) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from orcaserve.model.families.settings import Settings
@@ -18,7 +18,7 @@ class Names:
     spec does not ask for may be empty.
     prefix: start that files may put before every name but the head's.
     transposed: matrices are stored [in, out].
-    interleaved: model types whose query and key rows are stored as pairs (i, i + half) side by side, head by head.
+    interleaved: query and key rows are stored as pairs (i, i + half) side by side, head by head.
     ignored: patterns (re.fullmatch) of tensors that are no parameters.
     grouped: queries, keys and values are one matrix, in which every K/V head has its query heads, key and value.
     skipped_positions: rows of the positions' table before that of position 0.
@@ -38,7 +38,7 @@ class Names:
     head: str
     prefix: str = ""
     transposed: bool = False
-    interleaved: frozenset[str] = frozenset()
+    interleaved: bool = False
     ignored: tuple[str, ...] = ()
     post_attention_norm: str = ""
     post_mlp_norm: str = ""
@@ -52,13 +52,22 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """model_types: values of config.json's model_type (and of GGUF's general.architecture) that it reads."""
+    """One kind of model, in one format or both.
 
-    name: str
+    title, example, special: for the table of families: its name, a checkpoint on the hub, what Llama has not.
+    model_types: values of config.json's model_type that it reads. architectures: of GGUF's general.architecture.
+    variant: the names in a file that has these tensors, where a family has more than one way to call them.
+    """
+
+    title: str
     model_types: tuple[str, ...]
     spec: Callable[[Settings], ModelSpec]
     safetensors: Names
-    gguf: Names
+    example: str
+    special: str = ""
+    architectures: tuple[str, ...] = ()
+    gguf: Names | None = None
+    variant: Callable[[Names, Collection[str]], Names] = lambda names, tensors: names
 
 
 # The decoder-only families of GGUF share these names.

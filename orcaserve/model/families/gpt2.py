@@ -39,8 +39,9 @@ def _spec(settings: Settings) -> ModelSpec:
 
 
 GPT2 = Family(
-    name="gpt2",
+    title="GPT-2",
     model_types=("gpt2",),
+    architectures=("gpt2",),
     spec=_spec,
     safetensors=Names(
         embedding="wte",
@@ -59,4 +60,6 @@ GPT2 = Family(
         ignored=(r"h\.\d+\.attn\.(bias|masked_bias)",),
     ),
     gguf=replace(GGUF_NAMES, positions="position_embd", qkv=("attn_qkv",), up=("ffn_up",)),
+    example="openai-community/gpt2",
+    special="learned positions",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
@@ -21,11 +21,20 @@ class Settings:
     def get(self, key: str) -> Any:
         return self._values.get(key)
 
-    def size(self, key: str, default: int | None = None) -> int:
+    def with_defaults(self, **defaults: Any) -> Settings:
+        """The same with values for the keys that it has not; a null stays one."""
+        return Settings({**defaults, **self._values}, self._where)
+
+    def renamed(self, **other_names: str) -> Settings:
+        """The same, where a key that it has not may stand under another name: key=name."""
+        found = {key: self._values[name] for key, name in other_names.items() if name in self._values}
+        return self.with_defaults(**found)
+
+    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
         """A positive integer."""
         value = self._present(key, default)
-        if type(value) is not int or not 0 < value <= MAX_SIZE:
-            raise CheckpointError(f"{self._where}: {key} must be an integer from 1 to {MAX_SIZE}")
+        if type(value) is not int or not least <= value <= MAX_SIZE:
+            raise CheckpointError(f"{self._where}: {key} must be an integer from {least} to {MAX_SIZE}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -46,6 +55,13 @@ class Settings:
         if not all(map(_is_number, value)):
             raise CheckpointError(f"{self._where}: {key} must hold numbers from {SMALLEST:g} to {LARGEST:g}")
         return tuple(map(float, value))
+
+    def listed(self, key: str, count: int) -> list[Any] | None:
+        """A list of `count` things, or None without it."""
+        value = self._values.get(key)
+        if value is not None and (not isinstance(value, list) or len(value) != count):
+            raise CheckpointError(f"{self._where}: {key} must be a list of {count}")
+        return value
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._present(key, default)
@@ -68,6 +84,10 @@ class Settings:
             raise CheckpointError(f"{self._where}: {key} must be an object")
         return Settings(value, f"{self._where}: {key}")
 
+    def error(self, what: str) -> CheckpointError:
+        """What is wrong with these settings, for whoever finds it."""
+        return CheckpointError(f"{self._where}: {what}")
+
     def refuse(self, key: str, *allowed: Any) -> None:
         """Raise UnsupportedModel if `key` is set to something other than null and the `allowed` values."""
         value = self._values.get(key)
@@ -83,18 +103,50 @@ class Settings:
         return value
 
 
+def head_size(settings: Settings, heads: int) -> int:
+    """Dimensions of a head, from hidden_size where the config has no head_dim."""
+    hidden = settings.size("hidden_size")
+    if settings.get("head_dim") is None and hidden % heads:
+        raise CheckpointError(f"config: hidden_size {hidden} is not a multiple of the {heads} attention heads")
+    return settings.size("head_dim", max(hidden // heads, 1))
+
+
+def layer_windows(settings: Settings, n_layers: int, windowed: Callable[[int], bool] | None = None) -> tuple[int, ...]:
+    """ModelSpec.windows of a config with sliding_window.
+
+    windowed: which layers have it where layer_types does not say so; None = all have it, whatever layer_types says.
+    """
+    if settings.get("sliding_window") is None:
+        return ()
+    window = settings.size("sliding_window")
+    if windowed is None:
+        return (window,) * n_layers
+    kinds = settings.listed("layer_types", n_layers)
+    if kinds is None:
+        return tuple(window if windowed(i) else 0 for i in range(n_layers))
+    for kind in kinds:
+        if kind not in ("sliding_attention", "full_attention"):
+            raise UnsupportedModel(f"layer_types: {kind!r} is not supported; full_attention, sliding_attention are")
+    return tuple(window if kind == "sliding_attention" else 0 for kind in kinds)
+
+
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and SMALLEST <= value <= LARGEST
 
 
-def rope_spec(settings: Settings, head_dim: int, context_length: int) -> RopeSpec:
+def rope_spec(settings: Settings, head_dim: int, context_length: int, layers: str | None = None) -> RopeSpec:
     """The rotary positions of a config: rope_parameters (transformers 5), or rope_theta and rope_scaling before it.
 
+    layers: the kind of layers whose positions they are, where rope_parameters has some for each kind.
     Raises UnsupportedModel for a kind that is not known.
     """
-    rope = settings.inner("rope_parameters") or settings.inner("rope_scaling") or Settings({})
+    rope = settings.inner("rope_parameters")
+    if rope and layers:
+        rope = rope.inner(layers)
+    rope = rope or settings.inner("rope_scaling") or Settings({})
     theta = rope.maybe_number("rope_theta") or settings.number("rope_theta", 10_000.0)
     kind = rope.text("rope_type", rope.text("type", "default"))
+    kind = "longrope" if kind == "su" else kind  # its first name
     share = rope.maybe_number("partial_rotary_factor") or settings.number("partial_rotary_factor", 1.0)
     if share > 1:
         raise CheckpointError("partial_rotary_factor must be at most 1")

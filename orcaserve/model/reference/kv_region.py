@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from orcaserve.model.layout import Int32s
-from orcaserve.model.spec import ModelSpec
 
 STORAGE = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class SlotSizes(Protocol):
+    """What a slot holds: of every layer key and value of one token. A model's spec says it."""
+
+    @property
+    def n_layers(self) -> int: ...
+    @property
+    def n_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
 
 
 class KVRegion:
@@ -18,7 +30,7 @@ class KVRegion:
     """
 
     def __init__(
-        self, spec: ModelSpec, n_pages: int, page_size: int, dtype: str = "float32", device: torch.device | str = "cpu"
+        self, spec: SlotSizes, n_pages: int, page_size: int, dtype: str = "float32", device: torch.device | str = "cpu"
     ) -> None:
         shape = (spec.n_layers, n_pages, page_size, spec.n_kv_heads, spec.head_dim)
         self.page_size = page_size

@@ -120,6 +120,13 @@ class Transformer:
         cap = self.spec.logit_softcap
         return cap * torch.tanh(logits / cap) if cap else logits
 
+    @torch.inference_mode()
+    def normed(self, states: Tensor, rows: Int32s) -> Tensor:
+        """Some rows of hidden states after the last layer, after the last norm, float32."""
+        assert self.weights.norm is not None
+        normed: Tensor = self.weights.norm(states[torch.from_numpy(rows).long().to(self.device)]).float()
+        return normed
+
     def _embed(self, token_ids: Tensor, layout: Layout) -> Tensor:
         assert self.weights.embedding is not None
         x = _norm(self.weights.embedding_norm, self.weights.embedding(token_ids) * self.spec.embedding_scale)

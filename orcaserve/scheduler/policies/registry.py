@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orcaserve.core import Request
-from orcaserve.scheduler.iteration_bound import IterationBound
+from orcaserve.scheduler.iteration_bound import IterationBound, WholeInitiations
 from orcaserve.scheduler.iteration_cost import IterationCost
 from orcaserve.scheduler.order import FirstCome, Order
 from orcaserve.scheduler.policies.base import SchedulingPolicy
@@ -28,7 +28,8 @@ class PolicySettings:
     n_workers: batches in flight. longest: tokens (input + output) of the longest request that the model can run.
     microbatch_size, shortest_first: see RequestLevel. n_output: how much a request generates, as far as it is known.
     Of iteration-level alone: fairness: how clients share, a name of ORDERS. batched_tokens: most input tokens of an
-    iteration, at least max_bs; target_itl: seconds that there are to be between two tokens. None: no bound.
+    iteration, at least max_bs; target_itl: seconds that there are to be between two tokens. None: no bound. whole: an
+    initiation is never fed in pieces.
     """
 
     n_workers: int
@@ -39,6 +40,7 @@ class PolicySettings:
     fairness: str = "none"
     batched_tokens: int | None = None
     target_itl: float | None = None
+    whole: bool = False
 
 
 ORDERS: Mapping[str, Callable[[], Order]] = {"none": FirstCome, "tokens": TokenFair}
@@ -50,7 +52,8 @@ def _many_users(settings: PolicySettings) -> ManyUsers:
     seconds = None if settings.target_itl is None else settings.target_itl / settings.n_workers
     bound = None
     if settings.batched_tokens is not None or seconds is not None:
-        bound = IterationBound(settings.batched_tokens, seconds, cost)
+        bounded_by = WholeInitiations if settings.whole else IterationBound
+        bound = bounded_by(settings.batched_tokens, seconds, cost)
     return ManyUsers(settings.n_workers, order(), order(), bound, cost)
 
 

@@ -19,7 +19,7 @@ from orcaserve.serving.http import encode_json
 from orcaserve.serving.inside import Reply
 from orcaserve.serving.json_body import parse_object
 
-ENDPOINTS = ("/v1/completions", "/v1/chat/completions")
+ENDPOINTS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 MAX_LINES = 50_000  # of a batch
 MAX_CUSTOM_ID = 512  # characters
 MAX_LINE_BYTES = 4 * 2**20

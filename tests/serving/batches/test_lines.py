@@ -52,7 +52,7 @@ def test_read(tmp_path: Path) -> None:
         (request("x" * 513), "custom_id", "invalid_line"),
         (request("x", custom_id=5), "custom_id", "invalid_line"),
         (request("x", method="GET"), "method", "invalid_method"),
-        (request("x", url="/v1/embeddings"), "url", "invalid_url"),
+        (request("x", url="/v1/audio"), "url", "invalid_url"),
         (request("x", url="/v1/chat/completions"), "url", "invalid_url"),
         (request("x", url=None), "url", "invalid_url"),
         (request("x", body=None), "body", "invalid_line"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +28,7 @@ from orcaserve.core import (
     LiveRequests,
     LiveState,
     Logprobs,
+    Pooling,
     Progress,
     Request,
     TokenLogprobs,
@@ -37,6 +40,7 @@ from orcaserve.text.tokenizer import Tokenizer
 
 MODEL = "tiny"
 CONTEXT = 128
+EMBEDDING_SIZE = 8
 Script = Callable[[Request, int], int]  # the n-th token of a request
 
 
@@ -68,6 +72,13 @@ def _logprobs(request: Request, token: int) -> Logprobs | None:
     return Logprobs(own, prompt)
 
 
+def pooled_of(request: Request) -> bytes:
+    """What this engine makes of a text's tokens and the kind of pooling."""
+    assert request.params.pooling is not None and request.params.max_tokens == 0
+    turn = sum(request.input_ids) + (request.params.pooling is Pooling.MEAN)
+    return struct.pack(f"<{EMBEDDING_SIZE}f", *(3 * math.cos(turn * (i + 1)) for i in range(EMBEDDING_SIZE)))
+
+
 class FakeEngine:
     """Stands for the Supervisor: gives each live request one token a tick, by a script, as an engine would.
 
@@ -75,7 +86,7 @@ class FakeEngine:
     """
 
     def __init__(self, vocab_size: int, script: Script) -> None:
-        self.facts = EngineFacts(MODEL, vocab_size, CONTEXT, 512, 8, 1, frozenset({0}))
+        self.facts = EngineFacts(MODEL, vocab_size, CONTEXT, 512, 8, 1, frozenset({0}), embedding_size=EMBEDDING_SIZE)
         self.status = EngineStatus()
         self.last_report = time.monotonic()
         self.closed = asyncio.Event()
@@ -148,7 +159,9 @@ class FakeEngine:
                 logprobs = _logprobs(request, token := self.script(request, len(request.output)))
                 if request.params.max_tokens == 0:
                     del self._live[request_id]
-                    stream.put(Progress(request_id, None, FinishReason.LENGTH, logprobs=logprobs))
+                    began = Began(0.0)
+                    embedding = pooled_of(request) if request.params.pooling else None
+                    stream.put(Progress(request_id, None, FinishReason.LENGTH, None, logprobs, began, embedding))
                     continue
                 began = None if request.output else Began(0.0)
                 request.output.append(token)
@@ -288,7 +301,7 @@ def make_server(tokenizer: Tokenizer, **settings: Any) -> Server:
 
     server = Server(tokenizer, script, **settings)
     server.known_text = tokenizer.decode(loop[:6])
-    server.script_ids, server.told = loop, TOLD
+    server.script_ids, server.told, server.pooled_of = loop, TOLD, pooled_of
     return server
 
 

@@ -166,17 +166,6 @@ def test_unknown_models_by_path(server: Any) -> None:
     assert server.http.get("/v1/models/tin%79").status_code == 200
 
 
-def test_embeddings_are_refused_clearly(server: Any) -> None:
-    answer = server.post("/v1/embeddings", {"model": "tiny", "input": "the"})
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert error["code"] == "embeddings_not_supported" and error["param"] == "model"
-    assert server.post("/v1/embeddings", {"model": "nope", "input": "the"}).status_code == 404
-    client = openai.OpenAI(base_url=f"{server.base}/v1", api_key="x", max_retries=0)
-    with client, pytest.raises(openai.BadRequestError, match="no embeddings"):
-        client.embeddings.create(model="tiny", input="the")
-
-
 def test_tokenize_completely(server: Any) -> None:
     def ask(**fields: Any) -> dict[str, Any]:
         answer = server.post("/tokenize", fields)

@@ -276,7 +276,7 @@ def test_pages_of_batches(client: openai.OpenAI) -> None:
     [
         ({"input_file_id": "file-x"}, "input_file_id"),
         ({"input_file_id": 5}, "input_file_id"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/audio"}, "endpoint"),
         ({"endpoint": []}, "endpoint"),
         ({"completion_window": "1w"}, "completion_window"),
         ({"completion_window": 24}, "completion_window"),

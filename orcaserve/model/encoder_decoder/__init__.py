@@ -1,0 +1,1 @@
+"""Models of two stacks: an encoder that reads the whole input at once, and a decoder that looks at what it made."""
