@@ -27,8 +27,8 @@ class Layout:
     contexts: Int32s
     page_tables: Int32s
     shares: bool = False
-    adapters: Sequence[int] | None = None
     sources: Int32s | None = None
+    adapters: Sequence[int] | None = None
 
     @classmethod
     def build(

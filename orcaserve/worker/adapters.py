@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from orcaserve.checkpoint.lora import LoraFiles, digest
 from orcaserve.config import EngineConfig
-from orcaserve.core import AdapterAnswer, AdapterSource, CheckpointError, ModelError
+from orcaserve.core import AdapterAnswer, AdapterSource, CheckpointError, ModelError, UnsupportedModel
 from orcaserve.model.adapter import load_adapter, n_weights, names_of
 from orcaserve.worker.backend import Backend
 from orcaserve.worker.executor import DeviceExecutor
@@ -44,12 +44,15 @@ class LoadedAdapters:
 
     def read(self, adapter: AdapterSource) -> Any:
         """What this worker needs of its files, for `add`. From any thread. Raises ModelError that names the adapter."""
+        part = self._backend.part
         try:
+            if part is None:
+                raise UnsupportedModel("adapters of models with an encoder are not supported")
             with LoraFiles(adapter.path) as files:
-                needed = n_weights(self._backend.spec, files.rank) * _BYTES
+                needed = n_weights(part.spec, files.rank) * _BYTES
                 if needed > available_memory():
                     raise ModelError(f"it may take {needed} bytes, and so many are not free")
-                read = load_adapter(files, names_of(self._path), self._backend.part, self._max_rank)
+                read = load_adapter(files, names_of(self._path), part, self._max_rank)
             if adapter.digest and digest(adapter.path) != adapter.digest:
                 raise CheckpointError("its files have changed since it was loaded")
         except ModelError as error:

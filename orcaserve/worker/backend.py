@@ -73,8 +73,8 @@ class Backend(Protocol):
         """A page of the K/V region, in all layers that this backend has, between two iterations."""
 
     @property
-    def part(self) -> Part:
-        """What it has of the model."""
+    def part(self) -> Part | None:
+        """What it has of the model; None if that can have no adapters."""
 
     def make_adapter(self, adapter: Adapter) -> Any:
         """An adapter of this part, as `add_adapter` takes it. From any thread."""
