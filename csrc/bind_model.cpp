@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -24,6 +25,7 @@ using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using Halves = nb::ndarray<const uint16_t, nb::c_contig, nb::device::cpu>;
 using Ints = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using IntRows = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Longs = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using AnyArray = nb::ndarray<nb::c_contig, nb::device::cpu>;
 
@@ -165,6 +167,68 @@ void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::han
   self->model.emplace(m, std::move(built));
 }
 
+// Of one Linear: None, or (width, numbers [n_in, width], scales, and for each panel the first column, how many, and where its
+// numbers begin in the last array, [.., kPanel]).
+struct BoundAdapter {
+  nb::list kept;
+  const orcaserve::NativeModel* model = nullptr;
+  std::vector<orcaserve::AdaptedLayer> layers;
+  orcaserve::Adapter adapter{};
+};
+
+orcaserve::AdaptedLinear adapted_linear(nb::list& kept, nb::handle given, const orcaserve::Matrix& w, bool is_bfloat16) {
+  orcaserve::AdaptedLinear linear{};
+  if (given.is_none()) return linear;
+  const auto tuple = nb::cast<nb::tuple>(given);
+  const size_t item = is_bfloat16 ? 2 : 4;
+  const auto a = nb::cast<AnyArray>(tuple[0]), b = nb::cast<AnyArray>(tuple[5]);
+  const auto scales = nb::cast<Floats>(tuple[1]);
+  const auto first = nb::cast<Ints>(tuple[2]), n = nb::cast<Ints>(tuple[3]);
+  const auto at = nb::cast<Longs>(tuple[4]);
+  linear.n_in = w.n_in;
+  linear.width = static_cast<int>(scales.size());
+  const size_t n_in = is_bfloat16 ? (size_t(w.n_in) + 1) / 2 * 2 : size_t(w.n_in);
+  require(a.nbytes() == n_in * scales.size() * item, "the first product of an adapter has a wrong size");
+  const auto n_panels = static_cast<size_t>(w.n_panels);
+  require(first.size() == n_panels && n.size() == n_panels && at.size() == n_panels, "an adapter has a wrong number of panels");
+  for (size_t p = 0; p < n_panels; ++p)
+    require(n.data()[p] >= 0 && at.data()[p] >= 0 && (!is_bfloat16 || n.data()[p] % 2 == 0) &&
+                (size_t(at.data()[p]) + size_t(n.data()[p]) * orcaserve::kPanel) * item <= b.nbytes(),
+            "a panel of an adapter reaches beyond its numbers");
+  linear.a = a.data();
+  linear.scales = scales.data();
+  linear.first = first.data();
+  linear.n = n.data();
+  linear.at = at.data();
+  linear.b = b.data();
+  kept.append(given);
+  return linear;
+}
+
+// layers: tuples (qkv, out, up, down), one for each of the model's layers.
+void make_adapter(BoundAdapter* self, nb::handle of, bool is_bfloat16, const nb::list& layers) {
+  new (self) BoundAdapter();
+  const orcaserve::NativeModel& model = *nb::cast<BoundModel&>(of).model;
+  const orcaserve::Model& m = model.model();
+  require(layers.size() == static_cast<size_t>(m.n_layers), "an adapter has another number of layers than its model");
+  self->kept.append(of);
+  self->model = &model;
+  for (int i = 0; i < m.n_layers; ++i) {
+    const auto given = nb::cast<nb::tuple>(layers[static_cast<size_t>(i)]);
+    const orcaserve::Layer& layer = m.layers[i];
+    self->layers.push_back({adapted_linear(self->kept, given[0], layer.qkv, is_bfloat16),
+                            adapted_linear(self->kept, given[1], layer.out, is_bfloat16),
+                            adapted_linear(self->kept, given[2], layer.up, is_bfloat16),
+                            adapted_linear(self->kept, given[3], layer.down, is_bfloat16)});
+    const orcaserve::AdaptedLayer& own = self->layers.back();
+    for (const orcaserve::AdaptedLinear* linear : {&own.qkv, &own.out, &own.up, &own.down})
+      self->adapter.width = std::max(self->adapter.width, linear->width);
+  }
+  model.check_adapter(self->layers.data());
+  self->adapter.is_bfloat16 = is_bfloat16;
+  self->adapter.layers = self->layers.data();
+}
+
 struct BoundRegion {
   nb::list kept;
   orcaserve::KVRegion region{};
@@ -232,7 +296,8 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
          std::optional<nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>> logits,
          const std::vector<nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>>& frequencies,
          const std::vector<std::optional<Ints>>& frequency_sets, nb::handle all_reduce,
-         std::optional<std::vector<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>> observed, bool shares) {
+         std::optional<std::vector<nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>> observed, bool shares,
+         std::optional<nb::list> adapters) {
   const orcaserve::Model& m = self.model->model();
   const size_t n = contexts.size();
   require(n > 0 && starts.size() == n + 1 && tables.shape(0) == n,
@@ -296,10 +361,19 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
     }
     it.observed = sums.data();
   }
+  std::vector<const orcaserve::Adapter*> adapter_of;
+  if (adapters) {
+    require(adapters->size() == n, "there must be one adapter per request, or None");
+    for (nb::handle each : *adapters) {
+      const BoundAdapter* bound = each.is_none() ? nullptr : nb::cast<BoundAdapter*>(each);
+      require(!bound || bound->model == &*self.model, "an adapter belongs to another model");
+      adapter_of.push_back(bound ? &bound->adapter : nullptr);
+    }
+  }
   check_region(kv, m);
   {
     nb::gil_scoped_release released;
-    self.model->run(it, kv.region, team);
+    self.model->run(it, kv.region, team, adapter_of.empty() ? nullptr : adapter_of.data());
   }
   if (reduce.error) std::rethrow_exception(reduce.error);
 }
@@ -316,5 +390,7 @@ void bind_model(nb::module_& m) {
       .def("run", &run, "team"_a, "kv"_a, "starts"_a.noconvert(), "contexts"_a.noconvert(), "page_tables"_a.noconvert(),
            "token_ids"_a.noconvert().none(), "hidden"_a.noconvert().none(), "logit_rows"_a.noconvert().none(),
            "logits"_a.noconvert().none(), "frequencies"_a.noconvert(), "frequency_sets"_a.noconvert(),
-           "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none(), "shares"_a = false);
+           "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none(), "shares"_a = false,
+           "adapters"_a.none() = nb::none());
+  nb::class_<BoundAdapter>(m, "Adapter").def("__init__", &make_adapter, "model"_a, "is_bfloat16"_a, "layers"_a);
 }

@@ -107,6 +107,53 @@ struct Range {
   int size() const { return end - begin; }
 };
 
+// What the rows of a block gain from their adapters in one Linear; t holds the first of the two small products.
+struct Adapting {
+  const AdapterRows& block;
+  AdaptedLinear AdaptedLayer::*linear;
+  int layer;
+  float* t;  // [rows of the block][stride]
+  int64_t stride;
+
+  const AdaptedLinear& of(const AdapterRun& run) const { return run.adapter->layers[layer].*linear; }
+
+  // The first product, as `n` units of work.
+  int n_chunks() const { return static_cast<int>((stride + kAdapterColumns - 1) / kAdapterColumns); }
+  int n_units() const { return block.n_pieces * n_chunks(); }
+  void prepare(int unit, const float* x, int64_t x_stride) const {
+    const AdapterRun& run = block.pieces[unit / n_chunks()];
+    const int column = unit % n_chunks() * kAdapterColumns;
+    const AdaptedLinear& w = of(run);
+    if (column < w.width)
+      shrink(w, run.adapter->is_bfloat16, x, x_stride, block.rows + run.first, run.n, column, t, stride);
+  }
+
+  // Of rising rows, the first one that is not before `row`.
+  static const int32_t* first_from(int row, const int32_t* begin, const int32_t* end) {
+    while (begin < end) {
+      const int32_t* middle = begin + (end - begin) / 2;
+      if (*middle < row)
+        begin = middle + 1;
+      else
+        end = middle;
+    }
+    return begin;
+  }
+
+  // The second one, of a tile of n rows from `row` on.
+  void add(int panel, int row, int n, float* tile) const {
+    for (int i = 0; i < block.n_runs; ++i) {
+      const AdapterRun& run = block.runs[i];
+      const int32_t *begin = block.rows + run.first, *end = begin + run.n;
+      if (*begin < row) begin = first_from(row, begin, end);
+      if (begin < end && end[-1] >= row + n) end = first_from(row + n, begin, end);
+      const AdaptedLinear& w = of(run);
+      if (begin < end && w.width > 0)
+        expand(w, run.adapter->is_bfloat16, panel, t, stride, begin, static_cast<int>(end - begin), row, tile);
+    }
+  }
+};
+
 // One Linear under way.
 struct Product {
   const Matrix& w;
@@ -115,6 +162,7 @@ struct Product {
   Multiply multiply_panel;
   bool gated;
   int width;  // columns of the result
+  const Adapting* adapting;  // or null
 
   void product(int panel, int row, int n_rows, float* tile, const uint8_t* ahead) const {
     if (ahead != nullptr) {  // the next panel's exact weights
@@ -122,6 +170,7 @@ struct Product {
       for (int64_t i = 0; i < n; i += 32) __builtin_prefetch(w.exact_weights + (panel + 1) * n + i);
     }
     multiply_panel(w, panel, x, row, n_rows, tile, ahead);
+    if (adapting) adapting->add(panel, row, n_rows, tile);
   }
 
   // Outputs `out` (a panel, or a pair of gate and up) for the rows.
@@ -151,10 +200,11 @@ struct Product {
 };
 
 // y = x W^T for n_rows rows. then: the matrix that is needed next, or null; its first weights are fetched at the end.
-void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, const Matrix* then, Team& team, int member) {
+void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, const Matrix* then, Team& team, int member,
+              const Adapting* adapting = nullptr) {
   const bool gated = sink.kind == Sink::kGate;
   const int step = gated ? 2 : 1, n_outs = w.n_panels / step;
-  const Product product{w, x, sink, multiply_of(w.format), gated, gated ? w.n_out / 2 : w.n_out};
+  const Product product{w, x, sink, multiply_of(w.format), gated, gated ? w.n_out / 2 : w.n_out, adapting};
   const Cut cut(n_rows, team.size());
   for (int i = 0; i < team.size(); ++i) {
     const int queue = (member + i) % team.size();
@@ -184,7 +234,7 @@ bool changes_sums(const Model& m) {
 
 // Memory of an iteration.
 struct Workspace {
-  float *qkv, *attended, *wide, *sums, *cos[kRopes], *sin[kRopes], *head_row, *attention_scratch, *attention_partial;
+  float *qkv, *attended, *wide, *sums, *cos[kRopes], *sin[kRopes], *head_row, *attention_scratch, *attention_partial, *adapted;
   size_t scratch_floats;
   Operand shared, own;  // own: room for kAlone rows of each member
   int64_t own_q, own_x, own_groups, own_exact;
@@ -205,6 +255,7 @@ struct Workspace {
     attended = c.take<float>(n * m.n_heads * m.head_dim);
     wide = c.take<float>(block * m.intermediate);
     sums = c.take<float>(apart ? block * m.hidden : 0);
+    adapted = c.take<float>(it.adapters ? block * it.adapter_width : 0);
     for (int i = 0; i < kRopes; ++i) {
       cos[i] = c.take<float>(n * m.ropes[i].dim / 2);
       sin[i] = c.take<float>(n * m.ropes[i].dim / 2);
@@ -332,12 +383,33 @@ class Pass {
     return o;
   }
 
+  // A Linear of a block of rows that begins with `first`, with what their adapters add. x: its input as floats.
+  void multiply_adapted(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, int first, const Operand& operand,
+                        const float* x, int64_t stride, int n, const Sink& sink, const Matrix* then) {
+    if (!it_.adapters || it_.adapters[first / kRowBlock].n_runs == 0) {
+      multiply(w, operand, n, sink, then, team_, member_);
+      return;
+    }
+    const Adapting adapting{it_.adapters[first / kRowBlock], linear, index, ws_.adapted, it_.adapter_width};
+    for_rows(adapting.n_units(), false, team_, member_, 1, [&](int unit) { adapting.prepare(unit, x, stride); });
+    multiply(w, operand, n, sink, then, team_, member_, &adapting);
+  }
+
   void project(const Layer& layer, int index, int first, int n) {
     const Matrix& w = layer.qkv;
-    const Operand operand = read(w, 4 * index, first, n, layer.attention_norm);
     const Matrix* then = m_.parallel ? &layer.up : &layer.out;
-    multiply(w, operand, n, {Sink::kStore, ws_.qkv + int64_t{first} * w.n_out, w.n_out}, then, team_, member_);
+    multiply_states(w, &AdaptedLayer::qkv, index, 4 * index, first, n, layer.attention_norm,
+                    {Sink::kStore, ws_.qkv + int64_t{first} * w.n_out, w.n_out}, then);
     if (layer.q_norm.weight) norm_heads(layer, first, n);
+  }
+
+  // A Linear, the matrix-th of all, of rows of the hidden states, normed if the model has the norm.
+  void multiply_states(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, int matrix, int first, int n,
+                       const NormWeights& norm, const Sink& sink, const Matrix* then) {
+    const Operand operand = read(w, matrix, first, n, norm);
+    const float* rows = norm.weight ? operand.x : x(first);
+    const int64_t stride = norm.weight ? operand.stride : w.n_in;
+    multiply_adapted(w, linear, index, first, operand, rows, stride, n, sink, then);
   }
 
   // Norms the queries and keys of some rows where they are.
@@ -384,32 +456,32 @@ class Pass {
 
   void finish(const Layer& layer, int index, int first, int n) {
     if (m_.parallel) widen(layer, index, first, n, &layer.out);  // before attention is added to what it reads
-    const Operand attended = take(layer.out, 4 * index + 1, n, ws_.attended + int64_t{first} * layer.out.n_in);
+    const float* heads = ws_.attended + int64_t{first} * layer.out.n_in;
+    const Operand attended = take(layer.out, 4 * index + 1, n, heads);
     const Matrix* after = m_.parallel ? &layer.down : &layer.up;
-    accumulate(layer.out, attended, layer.post_attention_norm, first, n, after, n);
+    accumulate(layer.out, &AdaptedLayer::out, index, attended, heads, layer.post_attention_norm, first, n, after, n);
     if (!m_.parallel) widen(layer, index, first, n, &layer.down);
     const Operand wide = take(layer.down, 4 * index + 3, n, ws_.wide);
     const Matrix* then = index + 1 < m_.n_layers ? &m_.layers[index + 1].qkv : m_.last ? &m_.head : nullptr;
     const int next = first + n < it_.n_tokens ? first + n : index + 1 < m_.n_layers ? 0 : it_.n_tokens;
-    accumulate(layer.down, wide, layer.post_mlp_norm, first, n, then, least(kRowBlock, it_.n_tokens - next));
+    accumulate(layer.down, &AdaptedLayer::down, index, wide, ws_.wide, layer.post_mlp_norm, first, n, then,
+               least(kRowBlock, it_.n_tokens - next));
   }
 
   // The first half of the MLP.
   void widen(const Layer& layer, int index, int first, int n, const Matrix* then) {
-    const Operand operand = read(layer.up, 4 * index + 2, first, n, layer.mlp_norm);
-    multiply(layer.up, operand, n, {m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation},
-             then, team_, member_);
+    const Sink sink{m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation};
+    multiply_states(layer.up, &AdaptedLayer::up, index, 4 * index + 2, first, n, layer.mlp_norm, sink, then);
   }
 
-  // x += scale * norm(operand W^T, summed over shards). n_next: rows of the next such sum.
-  void accumulate(const Matrix& w, const Operand& operand, const NormWeights& norm, int first, int n, const Matrix* then,
-                  int n_next) {
+  // x += scale * norm(operand W^T, summed over shards); operand: of `rows`. n_next: rows of the next such sum.
+  void accumulate(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, const Operand& operand, const float* rows,
+                  const NormWeights& norm, int first, int n, const Matrix* then, int n_next) {
     const float scale = m_.residual_scale;
-    if (!it_.all_reduce && !norm.weight && scale == 1.0f) {
-      multiply(w, operand, n, {Sink::kAdd, x(first), hidden_}, then, team_, member_);
-      return;
-    }
-    multiply(w, operand, n, {Sink::kStore, ws_.sums, hidden_}, then, team_, member_);
+    const bool apart = it_.all_reduce || norm.weight || scale != 1.0f;
+    const Sink sink = apart ? Sink{Sink::kStore, ws_.sums, hidden_} : Sink{Sink::kAdd, x(first), hidden_};
+    multiply_adapted(w, linear, index, first, operand, rows, w.n_in, n, sink, then);
+    if (!apart) return;
     if (it_.all_reduce) {
       if (member_ == 0)
         it_.all_reduce(it_.all_reduce_context, ws_.sums, int64_t{n} * hidden_, int64_t{n_next} * hidden_);

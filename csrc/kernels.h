@@ -79,6 +79,16 @@ void multiply_int4(const Matrix& w, int panel, const Operand& x, int row, int n_
 // the system longer to switch, and other code may configure them.
 void end_multiply();
 
+// ---- adapters.cpp ----
+// Columns that one call of `shrink` computes: with few registers fewer, so that there are more calls to share.
+constexpr int kAdapterColumns = ORCASERVE_VECTOR_BYTES == 64 ? 48 : kAdapterLanes;
+// t[row][column ..] = scales * (A x[row]) for the rows rows[0 .. n), up to kAdapterColumns columns from `column` on.
+void shrink(const AdaptedLinear& w, bool is_bfloat16, const float* x, int64_t stride, const int32_t* rows, int n, int column,
+            float* t, int64_t t_stride);
+// Adds B t to the rows of a tile of `panel`, whose first row is first_row.
+void expand(const AdaptedLinear& w, bool is_bfloat16, int panel, const float* t, int64_t t_stride, const int32_t* rows, int n,
+            int first_row, float* tile);
+
 // ---- exact.cpp ----
 // Floats of a row in Operand::exact. The inputs of a row on their way into it. What a panel's sums begin with, as
 // `multiply` lays them out.

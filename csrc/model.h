@@ -6,6 +6,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "adapters.h"
+
 namespace orcaserve {
 
 // ---- Weights -------------------------------------------------------------------------------------------------------
@@ -200,6 +202,10 @@ struct Iteration {
   float* logits;             // [n_logits, vocab]
 
   Frequencies frequencies[kRopes];  // of Model::ropes
+
+  // Of block i (of kRowBlock rows): the rows with adapters; null: no row of the iteration has one.
+  const AdapterRows* adapters;
+  int adapter_width;  // of the widest of their Linears
 
   // Where the squares of every input of every Linear are added up, or null: observed[4 i + j][n] for qkv, out, up, down of
   // layer i, and observed[4 n_layers] for the head. For choosing Matrix::exact.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "blocks.h"
 #include "isa.h"
@@ -113,7 +114,23 @@ void NativeModel::check(const Iteration& it, const KVRegion& kv) const {
 // every layer would move 100 MB of it. Of fewer, weights are read too often for what is done with them.
 constexpr int kPieceTokens = 1024;
 
-void NativeModel::run(Iteration it, const KVRegion& kv, Team& team) {
+void NativeModel::check_adapter(const AdaptedLayer* layers) const {
+  for (int i = 0; i < model_.n_layers; ++i) {
+    const Layer& layer = model_.layers[i];
+    const AdaptedLayer& own = layers[i];
+    for (const auto& [adapted, w] : {std::pair{&own.qkv, &layer.qkv}, {&own.out, &layer.out}, {&own.up, &layer.up},
+                                     {&own.down, &layer.down}}) {
+      require(adapted->width >= 0 && adapted->width % kAdapterLanes == 0, "an adapter has a width that is not filled up");
+      if (adapted->width == 0) continue;
+      require(adapted->n_in == w->n_in, "an adapter has another number of inputs than its Linear");
+      for (int p = 0; p < w->n_panels; ++p)
+        require(adapted->first[p] >= 0 && adapted->n[p] >= 0 && adapted->first[p] + adapted->n[p] <= adapted->width,
+                "an adapter names columns that it does not have");
+    }
+  }
+}
+
+void NativeModel::run(Iteration it, const KVRegion& kv, Team& team, const Adapter* const* adapter_of) {
   check(it, kv);
   if (!it.hidden)
     it.hidden = static_cast<float*>(hidden_.reserve(sizeof(float) * static_cast<size_t>(it.n_tokens) * model_.hidden));
@@ -122,13 +139,13 @@ void NativeModel::run(Iteration it, const KVRegion& kv, Team& team) {
   for (int piece = 0, end = 0; piece < n_pieces; ++piece) {
     const int begin = end;
     end = static_cast<int>(int64_t{it.n_tokens} * (piece + 1) / n_pieces);
-    run_piece(it, begin, end, kv, team);
+    run_piece(it, begin, end, kv, team, adapter_of);
   }
 }
 
 // Tokens begin .. end of the batch, of which everything before has run: a request that goes on here finds its earlier keys
 // and values in its pages.
-void NativeModel::run_piece(Iteration it, int begin, int end, const KVRegion& kv, Team& team) {
+void NativeModel::run_piece(Iteration it, int begin, int end, const KVRegion& kv, Team& team, const Adapter* const* adapter_of) {
   const int first = static_cast<int>(std::upper_bound(it.starts, it.starts + it.n_requests, begin) - it.starts) - 1;
   starts_.assign(1, 0);
   contexts_.clear();
@@ -160,6 +177,7 @@ void NativeModel::run_piece(Iteration it, int begin, int end, const KVRegion& kv
   if (it.token_ids) it.token_ids += begin;
   for (Frequencies& frequencies : it.frequencies)
     if (frequencies.set) frequencies.set += first;
+  adapters_.lay_out(adapter_of ? adapter_of + first : nullptr, &it);
   const std::vector<Block> blocks =
       cut_blocks(it.starts, it.contexts, it.n_requests, model_.n_heads / model_.n_kv_heads, model_.n_kv_heads, team.size());
   it.blocks = blocks.data();

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "adapter_plan.h"
 #include "buffer.h"
 #include "kernels.h"
 
@@ -18,16 +19,21 @@ class NativeModel {
 
   // Runs the batch that `it` describes, a long one piece by piece; fills in request_of, blocks, max_context and, where it is
   // null, hidden. Throws std::invalid_argument for anything that would read or write elsewhere. Not thread-safe.
-  void run(Iteration it, const KVRegion& kv, Team& team);
+  // adapter_of: the adapter of each request or null; null: nobody has one. Adapters have passed `check_adapter`.
+  void run(Iteration it, const KVRegion& kv, Team& team, const Adapter* const* adapter_of = nullptr);
+
+  // Throws std::invalid_argument if the layers [n_layers] of an adapter are not of this model's sizes.
+  void check_adapter(const AdaptedLayer* layers) const;
 
  private:
   void check(const Iteration& it, const KVRegion& kv) const;
-  void run_piece(Iteration it, int begin, int end, const KVRegion& kv, Team& team);
+  void run_piece(Iteration it, int begin, int end, const KVRegion& kv, Team& team, const Adapter* const* adapter_of);
 
   Model model_;
   std::vector<Layer> layers_;
   int window_ = 0;  // the largest, 0 if some layer has none
   std::vector<int32_t> starts_, contexts_, request_of_, logit_rows_;  // of a piece
+  AdapterPlan adapters_;
   Buffer hidden_, workspace_;
 };
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, get_args
 from urllib.parse import urlsplit
 
+from orcaserve.core.adapter import AdapterSource
 from orcaserve.core.errors import ConfigError
 from orcaserve.core.pooling import Pooling
 from orcaserve.core.terms import MAX_NAME, MAX_PRIORITY, MAX_WEIGHT, MIN_PRIORITY, MIN_WEIGHT
@@ -39,6 +40,8 @@ MIN_STALL_TIMEOUT = 2.0  # s
 MIN_PART_BYTES = 64 * 2**10  # of a schedule log
 MAX_REPLICAS = 64  # on one machine; each is a process that holds the whole model
 SUCCESSOR_PATIENCE = 300.0  # s for a machine of Ray's to come back, or for another to take its place
+MAX_LORAS, MAX_LORA_RANK = 1024, 512
+_ADAPTER_NAME = re.compile(rf"[A-Za-z0-9_.:-][A-Za-z0-9_.:/-]{{0,{MAX_NAME - 1}}}")
 PAGE_SIZE = 16  # slots the K/V manager hands out together
 
 
@@ -285,6 +288,41 @@ class ScheduleLogConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersConfig:
+    """modules: loaded from the start. max_loras: most that are loaded at a time; max_rank: of each.
+
+    updating: clients may load and unload some. of_successor: this engine takes the place of another.
+    """
+
+    modules: tuple[AdapterSource, ...] = ()
+    max_loras: int = 8
+    max_rank: int = 64
+    updating: bool = False
+    of_successor: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, most in (
+            ("--max-loras", self.max_loras, MAX_LORAS),
+            ("--max-lora-rank", self.max_rank, MAX_LORA_RANK),
+        ):
+            _check_at_least(name, value, 1)
+            if value > most:
+                raise ConfigError(name, f"must be at most {most}")
+        if any(not is_adapter_name(adapter.name) for adapter in self.modules):
+            raise ConfigError("--lora-modules", ADAPTER_NAMES)
+        if len(self.modules) > self.max_loras:
+            text = f"names {len(self.modules)} adapters, --max-loras is {self.max_loras}"
+            raise ConfigError("--lora-modules", text)
+
+
+ADAPTER_NAMES = f"an adapter's name must be 1 to {MAX_NAME} letters, digits or any of _.:/-"
+
+
+def is_adapter_name(name: str) -> bool:
+    return _ADAPTER_NAME.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything the engine process needs.
 
@@ -299,6 +337,7 @@ class EngineConfig:
     ray: RayConfig | None = None  # None: workers are processes of this machine, or of those that join by hand
     schedule_log: ScheduleLogConfig = field(default_factory=ScheduleLogConfig)
     deterministic: bool = False
+    adapters: AdaptersConfig = field(default_factory=AdaptersConfig)
 
     def __post_init__(self) -> None:
         n_nodes, n_workers = self.nodes.n_nodes, self.parallel.n_workers
@@ -338,7 +377,7 @@ class EngineConfig:
         """Settings of an engine in place of this one: as many slots, and time for a cluster to have room again."""
         kv = replace(self.kv, n_slots=n_slots, memory_bytes=None)
         ray = self.ray and replace(self.ray, patience=max(self.ray.patience, SUCCESSOR_PATIENCE))
-        return replace(self, kv=kv, ray=ray)
+        return replace(self, kv=kv, ray=ray, adapters=replace(self.adapters, of_successor=True))
 
     def to_json(self) -> str:
         """One line, for a child of this process: the secret is in it."""
@@ -371,6 +410,15 @@ class EngineConfig:
             None if parts["ray"] is None else RayConfig(**parts["ray"]),
             ScheduleLogConfig(**{**log, "path": None if log["path"] is None else Path(log["path"])}),
             parts["deterministic"],
+            AdaptersConfig(
+                **{
+                    **parts["adapters"],
+                    "modules": tuple(
+                        AdapterSource(**{**adapter, "path": Path(adapter["path"])})
+                        for adapter in parts["adapters"]["modules"]
+                    ),
+                }
+            ),
         )
 
 

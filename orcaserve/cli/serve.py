@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from orcaserve.checkpoint.locate import model_name
+from orcaserve.cli.adapter_options import adapters_config, add_adapter_arguments
 from orcaserve.cli.api_keys import api_keys
 from orcaserve.cli.log_options import add_log_arguments, add_watching_arguments
 from orcaserve.cli.node_options import add_node_arguments
@@ -161,6 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "new one, as after a crash (default: %(default)g)",
     )
     add_prefix_arguments(parser)
+    add_adapter_arguments(parser)
     group.add_argument(
         "--stall-timeout",
         type=float,
@@ -251,7 +253,11 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--master-addr", "say where machine 0 is: HOST:PORT")
         return run_node(args, args.listen_workers, args.model or args.model_flag, JOIN_TIMEOUT)
     config = engine_config(args)
-    config = replace(config, parallel=replace(config.parallel, data_parallel_size=args.data_parallel_size))
+    config = replace(
+        config,
+        parallel=replace(config.parallel, data_parallel_size=args.data_parallel_size),
+        adapters=adapters_config(args, name),
+    )
     if args.auto_tune:
         from orcaserve.cli.auto_tune import tuned
 

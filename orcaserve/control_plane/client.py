@@ -17,12 +17,14 @@ from orcaserve.control_plane.channel import OPTIONS, target_of
 from orcaserve.control_plane.engine_pb2_grpc import EngineStub
 from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import (
+    AdapterSource,
     EngineError,
     EngineFacts,
     EngineStatus,
     FinishReason,
     IterationReport,
     LiveRequests,
+    ModelError,
     Progress,
     Request,
 )
@@ -71,6 +73,9 @@ class EngineClient:
         self._to_watch: bool | None = None  # what is still to be said of it
         self._n_questions = 0
         self._asks = False
+        self._loads: list[AdapterSource] = []
+        self._unloads: list[int] = []
+        self._adapters: dict[int, asyncio.Future[str | None]] = {}  # by number: what is still to be heard of them
         self._answer: asyncio.Future[LiveRequests] | None = None  # to the question under way
         self._something_to_say = asyncio.Event()
         self._reader = asyncio.create_task(self._read(), name="engine client: read")
@@ -161,6 +166,28 @@ class EngineClient:
             self._something_to_say.set()
         return await asyncio.shield(self._answer)
 
+    async def load_adapter(self, adapter: AdapterSource) -> None:
+        """Requests may name it when this returns. Raises ModelError if it cannot be loaded, EngineError if the engine
+        is gone before that is known."""
+        self._check_open()
+        self._loads.append(adapter)
+        if (error := await self._news_of(adapter.number)) is not None:
+            raise ModelError(error)
+
+    async def unload_adapter(self, number: int) -> None:
+        """No request names it any more that is submitted after this call; this returns when those that do have ended,
+        and its memory is free. Raises EngineError if the engine is gone first."""
+        self._check_open()
+        self._unloads.append(number)
+        await self._news_of(number)
+
+    async def _news_of(self, number: int) -> str | None:
+        """Of an adapter that is to be loaded or unloaded."""
+        self._something_to_say.set()
+        awaited: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
+        self._adapters[number] = awaited
+        return await awaited
+
     async def close(self, message: str = ENGINE_LOST) -> None:
         """Let go of the engine; open streams end with an error of this message. Idempotent.
 
@@ -190,13 +217,17 @@ class EngineClient:
             while True:
                 await self._something_to_say.wait()
                 self._something_to_say.clear()
-                while self._submits or self._cancels or self._asks or self._to_watch is not None:
+                while self._has_something_to_say():
                     await self._call.write(self._next_message())
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass  # the stream is over: the reader says why
 
+    def _has_something_to_say(self) -> bool:
+        turn = self._submits or self._cancels or self._asks or self._loads or self._unloads
+        return bool(turn) or self._to_watch is not None
+
     def _next_message(self) -> wire.ToEngine:
-        """All that waits, up to a bound on the message. Cancels and questions wait for the submits before them."""
+        """All that waits, up to a bound on the message. All else waits for the submits before it."""
         n, size = 0, 0
         for submit in self._submits:
             size += submit.ByteSize()
@@ -206,11 +237,15 @@ class EngineClient:
         submits, self._submits = self._submits[:n], self._submits[n:]
         cancels: list[int] = []
         question = 0
+        loads: list[AdapterSource] = []
+        unloads: list[int] = []
         if not self._submits:
+            loads, self._loads = self._loads, []
+            unloads, self._unloads = self._unloads, []
             cancels, self._cancels = self._cancels, []
             question, self._asks = self._n_questions if self._asks else 0, False
         watch, self._to_watch = self._to_watch, None
-        return codec.encode_turn(submits, cancels, watch, question)
+        return codec.encode_turn(submits, cancels, watch, question, loads, unloads)
 
     async def _read(self) -> None:
         reason = "its stream ended"
@@ -224,6 +259,10 @@ class EngineClient:
                         self._listener(message.schedule_lines)
                 elif message.HasField("live"):
                     self._take_answer(message.live)
+                elif message.HasField("adapter"):
+                    news = message.adapter
+                    if (awaited := self._adapters.pop(news.number, None)) is not None and not awaited.done():
+                        awaited.set_result(news.error or None)
                 elif message.HasField("failure"):
                     reason = message.failure.message
                     break
@@ -269,6 +308,11 @@ class EngineClient:
         if self._answer is not None:
             self._answer.set_exception(EngineError(f"the engine is gone: {reason}"))
             self._answer.exception()  # nobody may be waiting any more
+        adapters, self._adapters = self._adapters, {}
+        for awaited in adapters.values():
+            if not awaited.done():
+                awaited.set_exception(EngineError(f"the engine is gone: {reason}"))
+                awaited.exception()
         streams, self._streams = self._streams, {}
         for stream in streams.values():
             stream.put(Progress(stream.request_id, None, FinishReason.ERROR, message))

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from orcaserve.control_plane import engine_pb2 as wire
+from orcaserve.control_plane.adapter_codec import encode_adapter
 from orcaserve.control_plane.logprobs_codec import decode_logprobs, encode_logprobs, size_of
 from orcaserve.core import (
     USUAL,
+    AdapterSource,
     Began,
     EngineFacts,
     EngineStatus,
@@ -72,6 +74,7 @@ def encode_submit(request: Request) -> wire.Submit:
         seed=request.seed,
         output_ids=request.output,
         terms=None if request.terms is USUAL else _encode_terms(request.terms),
+        adapter=request.adapter,
     )
     if submit.ByteSize() > MAX_TURN_BYTES:
         raise InvalidRequest("prompt", f"the prompt must fit a message of {MAX_TURN_BYTES} bytes")
@@ -98,6 +101,7 @@ def decode_submit(submit: wire.Submit) -> Request:
         submit.seed,
         output=list(submit.output_ids),
         terms=_decode_terms(submit.terms) if submit.HasField("terms") else USUAL,
+        adapter=submit.adapter,
     )
 
 
@@ -355,10 +359,19 @@ def decode_live(live: wire.LiveRequests) -> LiveRequests:
 
 
 def encode_turn(
-    submits: Sequence[wire.Submit], cancels: Sequence[int], watch: bool | None = None, question: int = 0
+    submits: Sequence[wire.Submit],
+    cancels: Sequence[int],
+    watch: bool | None = None,
+    question: int = 0,
+    loads: Sequence[AdapterSource] = (),
+    unloads: Sequence[int] = (),
 ) -> wire.ToEngine:
-    """What the endpoint had to say since its last message. watch: None: as before; question: 0 for none."""
-    return wire.ToEngine(submits=submits, cancels=cancels, watch=watch, question=question)
+    """What the endpoint had to say since its last message. watch: None: as before; question: 0 for none. loads,
+    unloads: of adapters."""
+    adapters = map(encode_adapter, loads)
+    return wire.ToEngine(
+        submits=submits, cancels=cancels, watch=watch, question=question, loads=adapters, unloads=unloads
+    )
 
 
 def _encode_status(status: EngineStatus) -> wire.Status:

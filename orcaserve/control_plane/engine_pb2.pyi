@@ -41,19 +41,45 @@ FINISH_REASON_CANCELLED: FinishReason
 FINISH_REASON_ERROR: FinishReason
 
 class ToEngine(_message.Message):
-    __slots__ = ("submits", "cancels", "watch", "question")
+    __slots__ = ("submits", "cancels", "watch", "question", "loads", "unloads")
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     WATCH_FIELD_NUMBER: _ClassVar[int]
     QUESTION_FIELD_NUMBER: _ClassVar[int]
+    LOADS_FIELD_NUMBER: _ClassVar[int]
+    UNLOADS_FIELD_NUMBER: _ClassVar[int]
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     cancels: _containers.RepeatedScalarFieldContainer[int]
     watch: bool
     question: int
-    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., watch: _Optional[bool] = ..., question: _Optional[int] = ...) -> None: ...
+    loads: _containers.RepeatedCompositeFieldContainer[Adapter]
+    unloads: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[int]] = ..., watch: _Optional[bool] = ..., question: _Optional[int] = ..., loads: _Optional[_Iterable[_Union[Adapter, _Mapping]]] = ..., unloads: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Adapter(_message.Message):
+    __slots__ = ("number", "name", "path", "digest")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    name: str
+    path: str
+    digest: str
+    def __init__(self, number: _Optional[int] = ..., name: _Optional[str] = ..., path: _Optional[str] = ..., digest: _Optional[str] = ...) -> None: ...
+
+class AdapterNews(_message.Message):
+    __slots__ = ("number", "unloaded", "error")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNLOADED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    unloaded: bool
+    error: str
+    def __init__(self, number: _Optional[int] = ..., unloaded: _Optional[bool] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("request_id", "input_ids", "stop_ids", "sampling", "seed", "output_ids", "terms")
+    __slots__ = ("request_id", "input_ids", "stop_ids", "sampling", "seed", "output_ids", "terms", "adapter")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     INPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     STOP_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +87,7 @@ class Submit(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     OUTPUT_IDS_FIELD_NUMBER: _ClassVar[int]
     TERMS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     request_id: int
     input_ids: _containers.RepeatedScalarFieldContainer[int]
     stop_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -68,7 +95,8 @@ class Submit(_message.Message):
     seed: int
     output_ids: _containers.RepeatedScalarFieldContainer[int]
     terms: Terms
-    def __init__(self, request_id: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., output_ids: _Optional[_Iterable[int]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ...) -> None: ...
+    adapter: int
+    def __init__(self, request_id: _Optional[int] = ..., input_ids: _Optional[_Iterable[int]] = ..., stop_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., seed: _Optional[int] = ..., output_ids: _Optional[_Iterable[int]] = ..., terms: _Optional[_Union[Terms, _Mapping]] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Terms(_message.Message):
     __slots__ = ("client", "weight", "priority", "background", "cache_salt", "timeout", "first_token", "between_tokens")
@@ -140,20 +168,22 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class FromEngine(_message.Message):
-    __slots__ = ("facts", "report", "failure", "heartbeat", "schedule_lines", "live")
+    __slots__ = ("facts", "report", "failure", "heartbeat", "schedule_lines", "live", "adapter")
     FACTS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     SCHEDULE_LINES_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     facts: Facts
     report: IterationReport
     failure: Failure
     heartbeat: Heartbeat
     schedule_lines: bytes
     live: LiveRequests
-    def __init__(self, facts: _Optional[_Union[Facts, _Mapping]] = ..., report: _Optional[_Union[IterationReport, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., schedule_lines: _Optional[bytes] = ..., live: _Optional[_Union[LiveRequests, _Mapping]] = ...) -> None: ...
+    adapter: AdapterNews
+    def __init__(self, facts: _Optional[_Union[Facts, _Mapping]] = ..., report: _Optional[_Union[IterationReport, _Mapping]] = ..., failure: _Optional[_Union[Failure, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., schedule_lines: _Optional[bytes] = ..., live: _Optional[_Union[LiveRequests, _Mapping]] = ..., adapter: _Optional[_Union[AdapterNews, _Mapping]] = ...) -> None: ...
 
 class LiveRequests(_message.Message):
     __slots__ = ("question", "requests", "n_left_out")

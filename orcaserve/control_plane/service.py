@@ -16,10 +16,13 @@ import grpc
 
 from orcaserve.control_plane import codec
 from orcaserve.control_plane import engine_pb2 as wire
+from orcaserve.control_plane.adapter_codec import decode_adapter, encode_adapter_news
 from orcaserve.control_plane.channel import HEARTBEAT_SECONDS, OPTIONS, target_of
 from orcaserve.control_plane.engine_pb2_grpc import EngineServicer, add_EngineServicer_to_server
 from orcaserve.control_plane.schedule_sink import ScheduleSink
 from orcaserve.core import (
+    AdapterAnswer,
+    AdapterSource,
     EngineError,
     EngineFacts,
     InvalidRequest,
@@ -43,7 +46,9 @@ class _Answer:
     live: LiveRequests
 
 
-_Item = EngineFacts | IterationReport | bytes | _Answer | str | _Nothing  # bytes: lines; str: why the engine gives up
+_Item = (
+    EngineFacts | IterationReport | bytes | _Answer | wire.AdapterNews | str | _Nothing
+)  # bytes: lines; str: why the engine gives up
 
 
 class Host(Protocol):
@@ -58,6 +63,10 @@ class Host(Protocol):
     def watch(self, sink: Sink | None) -> None: ...
 
     def describe(self, answer: Callable[[LiveRequests], None]) -> None: ...
+
+    def load_adapter(self, adapter: AdapterSource, answer: AdapterAnswer) -> None: ...
+
+    def unload_adapter(self, number: int, answer: AdapterAnswer) -> None: ...
 
 
 class EngineServer(EngineServicer):
@@ -142,6 +151,8 @@ class EngineServer(EngineServicer):
                 yield codec.encode_lines(item)
                 if self._lines.sent(len(item)):
                     self._watch_anew()
+            elif isinstance(item, wire.AdapterNews):
+                yield wire.FromEngine(adapter=item)
             elif isinstance(item, _Answer):
                 yield codec.encode_live(item.question, item.live)
             else:
@@ -168,6 +179,10 @@ class EngineServer(EngineServicer):
                     host.submit(requests)
                 if message.cancels:
                     host.cancel(list(message.cancels))
+                for adapter in message.loads:
+                    host.load_adapter(decode_adapter(adapter), partial(self._tell, adapter.number, False))
+                for number in message.unloads:
+                    host.unload_adapter(number, partial(self._tell, number, True))
                 if message.HasField("watch"):
                     self._watch(host, message.watch)
                 if message.question:
@@ -191,6 +206,9 @@ class EngineServer(EngineServicer):
         with self._watch_lock:
             if self._watched and self._host is not None:
                 self._host.watch(self._lines)
+
+    def _tell(self, number: int, unloaded: bool, error: str | None) -> None:
+        self._outbox.put(encode_adapter_news(number, error, unloaded))
 
     def _answer(self, question: int, live: LiveRequests) -> None:
         self._outbox.put(_Answer(question, live))

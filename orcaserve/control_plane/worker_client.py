@@ -69,6 +69,10 @@ class WorkerLink:
         """Returns at once."""
         self._outbox.put(wire.ToWorker(iteration=iteration))
 
+    def tell(self, message: wire.ToWorker) -> None:
+        """Returns at once."""
+        self._outbox.put(message)
+
     def ask_time(self) -> None:
         """Returns at once; the answer is a message."""
         self._outbox.put(wire.ToWorker(clock=wire.ClockQuestion(sent=time.monotonic_ns())))

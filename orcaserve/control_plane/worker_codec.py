@@ -73,6 +73,8 @@ def encode_iteration(batch: Batch) -> wire.Iteration:
             message.prefixes.add(
                 row=row, blocks=prefix.blocks, copied=prefix.copied, n_copied=prefix.n_copied, tokens=prefix.tokens
             )
+        if entry.adapter:
+            message.adapted.add(row=row, adapter=entry.adapter)
         if entry.scoring is not None:
             message.scorings.add(row=row, n_top=entry.scoring.n_top, follower=entry.scoring.follower)
     return message
@@ -85,6 +87,7 @@ def decode_iteration(message: wire.Iteration) -> Batch:
     pieces = {piece.row: piece for piece in message.pieces}
     scorings = {each.row: _scoring(each) for each in message.scorings}
     prefixes = {each.row: _prefix(each) for each in message.prefixes}
+    adapted = {each.row: each.adapter for each in message.adapted}
     entries = []
     columns = zip(message.request_ids, message.lengths, message.positions, strict=True)
     for row, (request_id, length, position) in enumerate(columns):
@@ -111,6 +114,7 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                     scoring=scoring,
                     prefix=prefix,
                     pooling=decode_pooling(piece.pooling),
+                    adapter=adapted.pop(row, 0),
                 )
             )
         elif admission is None:
@@ -133,10 +137,11 @@ def decode_iteration(message: wire.Iteration) -> Batch:
                     scoring=scoring,
                     prefix=prefix,
                     pooling=params.pooling,
+                    adapter=adapted.pop(row, 0),
                 )
             )
-    if at != len(tokens) or admissions or pieces or scorings or prefixes or not entries:
-        text = "there are tokens, prefixes, admissions, pieces or scorings of no row"
+    if at != len(tokens) or admissions or pieces or scorings or prefixes or adapted or not entries:
+        text = "there are tokens, prefixes, admissions, pieces, adapters or scorings of no row"
         raise ValueError(f"iteration {message.number}: {text}")
     kept = tuple(Kept(k.request_id, k.first_page, k.first_block, k.n) for k in message.kept)
     return Batch(message.number, tuple(entries), tuple(message.drops), kept, tuple(message.evicted))

@@ -8,14 +8,18 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ToWorker(_message.Message):
-    __slots__ = ("start", "iteration", "clock")
+    __slots__ = ("start", "iteration", "clock", "load", "unload")
     START_FIELD_NUMBER: _ClassVar[int]
     ITERATION_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    UNLOAD_FIELD_NUMBER: _ClassVar[int]
     start: Start
     iteration: Iteration
     clock: ClockQuestion
-    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., clock: _Optional[_Union[ClockQuestion, _Mapping]] = ...) -> None: ...
+    load: _engine_pb2.Adapter
+    unload: int
+    def __init__(self, start: _Optional[_Union[Start, _Mapping]] = ..., iteration: _Optional[_Union[Iteration, _Mapping]] = ..., clock: _Optional[_Union[ClockQuestion, _Mapping]] = ..., load: _Optional[_Union[_engine_pb2.Adapter, _Mapping]] = ..., unload: _Optional[int] = ...) -> None: ...
 
 class ClockQuestion(_message.Message):
     __slots__ = ("sent",)
@@ -44,7 +48,7 @@ class Start(_message.Message):
     def __init__(self, n_slots: _Optional[int] = ..., next: _Optional[str] = ..., rendezvous: _Optional[str] = ...) -> None: ...
 
 class Iteration(_message.Message):
-    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces", "scorings", "prefixes", "kept", "evicted")
+    __slots__ = ("number", "request_ids", "lengths", "positions", "tokens", "admissions", "drops", "pieces", "scorings", "prefixes", "kept", "evicted", "adapted")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     REQUEST_IDS_FIELD_NUMBER: _ClassVar[int]
     LENGTHS_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +61,7 @@ class Iteration(_message.Message):
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
     EVICTED_FIELD_NUMBER: _ClassVar[int]
+    ADAPTED_FIELD_NUMBER: _ClassVar[int]
     number: int
     request_ids: _containers.RepeatedScalarFieldContainer[int]
     lengths: _containers.RepeatedScalarFieldContainer[int]
@@ -69,7 +74,16 @@ class Iteration(_message.Message):
     prefixes: _containers.RepeatedCompositeFieldContainer[Prefix]
     kept: _containers.RepeatedCompositeFieldContainer[Kept]
     evicted: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., evicted: _Optional[_Iterable[int]] = ...) -> None: ...
+    adapted: _containers.RepeatedCompositeFieldContainer[Adapted]
+    def __init__(self, number: _Optional[int] = ..., request_ids: _Optional[_Iterable[int]] = ..., lengths: _Optional[_Iterable[int]] = ..., positions: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[int]] = ..., admissions: _Optional[_Iterable[_Union[Admission, _Mapping]]] = ..., drops: _Optional[_Iterable[int]] = ..., pieces: _Optional[_Iterable[_Union[Piece, _Mapping]]] = ..., scorings: _Optional[_Iterable[_Union[Scoring, _Mapping]]] = ..., prefixes: _Optional[_Iterable[_Union[Prefix, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[Kept, _Mapping]]] = ..., evicted: _Optional[_Iterable[int]] = ..., adapted: _Optional[_Iterable[_Union[Adapted, _Mapping]]] = ...) -> None: ...
+
+class Adapted(_message.Message):
+    __slots__ = ("row", "adapter")
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    row: int
+    adapter: int
+    def __init__(self, row: _Optional[int] = ..., adapter: _Optional[int] = ...) -> None: ...
 
 class Prefix(_message.Message):
     __slots__ = ("row", "blocks", "copied", "n_copied", "tokens")
@@ -136,7 +150,7 @@ class Forwarded(_message.Message):
     def __init__(self) -> None: ...
 
 class FromWorker(_message.Message):
-    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock", "part")
+    __slots__ = ("loaded", "ready", "result", "spans", "failure", "beat", "clock", "part", "adapter")
     LOADED_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +159,7 @@ class FromWorker(_message.Message):
     BEAT_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
     loaded: Loaded
     ready: Ready
     result: Result
@@ -153,7 +168,8 @@ class FromWorker(_message.Message):
     beat: Beat
     clock: ClockAnswer
     part: ResultPart
-    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ..., part: _Optional[_Union[ResultPart, _Mapping]] = ...) -> None: ...
+    adapter: _engine_pb2.AdapterNews
+    def __init__(self, loaded: _Optional[_Union[Loaded, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., spans: _Optional[_Union[Spans, _Mapping]] = ..., failure: _Optional[_Union[WorkerFailure, _Mapping]] = ..., beat: _Optional[_Union[Beat, _Mapping]] = ..., clock: _Optional[_Union[ClockAnswer, _Mapping]] = ..., part: _Optional[_Union[ResultPart, _Mapping]] = ..., adapter: _Optional[_Union[_engine_pb2.AdapterNews, _Mapping]] = ...) -> None: ...
 
 class Loaded(_message.Message):
     __slots__ = ("version", "slot_bytes", "free_bytes")

@@ -12,6 +12,7 @@ from typing import Protocol
 
 import grpc
 
+from orcaserve.control_plane import engine_pb2 as engine_wire
 from orcaserve.control_plane import worker_pb2 as wire
 from orcaserve.control_plane.auth import Door
 from orcaserve.control_plane.channel import SERVER_OPTIONS, listen
@@ -29,6 +30,10 @@ class Controller(Protocol):
     def start(self, start: wire.Start) -> None: ...
 
     def take(self, iteration: wire.Iteration) -> None: ...
+
+    def load_adapter(self, message: engine_wire.Adapter) -> None: ...
+
+    def unload_adapter(self, number: int) -> None: ...
 
     def lose(self, who: str) -> None:
         """A stream to this worker has ended, whoever ended it."""
@@ -127,6 +132,10 @@ class WorkerServer(WorkerServicer):
                     self.send(wire.FromWorker(clock=answer))
                 elif message.HasField("start"):
                     self._controller.start(message.start)
+                elif message.HasField("load"):
+                    self._controller.load_adapter(message.load)
+                elif message.HasField("unload"):
+                    self._controller.unload_adapter(message.unload)
         except grpc.RpcError:
             pass  # it is gone: said below
         except Exception:

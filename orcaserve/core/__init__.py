@@ -1,5 +1,6 @@
 """The vocabulary every other part speaks. Standard library only."""
 
+from orcaserve.core.adapter import AdapterAnswer, AdapterSource
 from orcaserve.core.admission import check_request, fan_out
 from orcaserve.core.batch import Batch, BatchEntry, Increment, IterationResult, Kept, Prefix, Scoring
 from orcaserve.core.engine import (
@@ -33,6 +34,8 @@ from orcaserve.core.watching import LiveRequest, LiveRequests, LiveState, Sink
 
 __all__ = [
     "USUAL",
+    "AdapterAnswer",
+    "AdapterSource",
     "Batch",
     "BatchEntry",
     "Began",

@@ -77,6 +77,7 @@ def fan_out(
     params: SamplingParams,
     facts: EngineFacts,
     terms: Terms = USUAL,
+    adapter: int = 0,
 ) -> list[Request]:
     """`params.n` requests over one prompt, each with a seed of its own. Raises what check_request raises.
 
@@ -88,7 +89,15 @@ def fan_out(
     ends = frozenset[int]() if params.ignore_eos and params.grammar is None else facts.eos_ids
     stop_ids = params.stop_token_ids | ends
     return [
-        Request(next(request_ids), input_ids, params, stop_ids, _choice_seed(params.seed, index), terms=terms)
+        Request(
+            next(request_ids),
+            input_ids,
+            params,
+            stop_ids,
+            _choice_seed(params.seed, index),
+            terms=terms,
+            adapter=adapter,
+        )
         for index in range(params.n)
     ]
 

@@ -74,6 +74,7 @@ class BatchEntry:
     scoring: what is wanted of the prompt's tokens, if anything.
     pooling: no token is chosen, the initiation's hidden states are pooled: told with each of its pieces.
     prefix: what it has at `position` without having computed it; with its first entry only.
+    adapter: with every entry of an initiation; the worker keeps it too. See Request.
     """
 
     request_id: int
@@ -88,6 +89,7 @@ class BatchEntry:
     scoring: Scoring | None = None
     prefix: Prefix | None = None
     pooling: Pooling | None = None
+    adapter: int = 0
 
     def __post_init__(self) -> None:
         assert (self.params is not None) == (self.phase is _INITIATION and not self.n_to_come)
@@ -109,6 +111,7 @@ class Increment(BatchEntry):
     scoring = None
     prefix = None
     pooling = None
+    adapter = 0
 
     def __init__(self, request_id: int, token: int, position: int) -> None:
         self.request_id = request_id

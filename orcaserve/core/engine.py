@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from orcaserve.core.adapter import AdapterAnswer, AdapterSource
 from orcaserve.core.batch import Batch, IterationResult
 from orcaserve.core.request import Progress
 
@@ -31,6 +32,12 @@ class Engine(Protocol):
 
     def submit(self, batch: Batch) -> None:
         """Hand over a batch; returns at once, before the batch has run."""
+
+    def load_adapter(self, adapter: AdapterSource, answer: AdapterAnswer) -> None:
+        """Have requests name it from the answer on. Returns at once; from any thread."""
+
+    def unload_adapter(self, number: int, answer: AdapterAnswer) -> None:
+        """No request has it any more, and none will. Of no effect for an unknown one. Returns at once."""
 
     def close(self) -> None:
         """Stop after what is in flight; idempotent. Nothing is delivered afterwards."""

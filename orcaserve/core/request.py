@@ -74,6 +74,7 @@ class Request:
     stop_ids: ids that end the request when generated (empty if it ignores them).
     seed: what its draws are made of, together with their positions; nothing below the door is random.
     terms: what selection may look at beside sizes.
+    adapter: the number of what it adds to the model's weights; 0: nothing. A number never stands for two things.
     arrival: seconds on the loop's clock; set when the scheduler adds it.
     output: tokens it was given so far. Those it is made with were put out by an engine that is gone: it goes on from
     there, and n_carried says how many they are.
@@ -88,6 +89,7 @@ class Request:
     seed: int = 0
     arrival: float = 0.0
     terms: Terms = USUAL
+    adapter: int = 0
     output: list[int] = field(default_factory=list)
     n_pieces: int = 0
     state: RequestState = RequestState.INITIATION

@@ -10,6 +10,8 @@ from dataclasses import replace
 
 from orcaserve.config import EngineConfig, ScheduleLogConfig, SchedulerConfig
 from orcaserve.core import (
+    AdapterAnswer,
+    AdapterSource,
     ConfigError,
     Engine,
     EngineError,
@@ -139,6 +141,14 @@ class EngineHost:
     def cancel(self, request_ids: Sequence[int]) -> None:
         """End requests early; ids that are not live (any more) are ignored."""
         self._loop.cancel(request_ids)
+
+    def load_adapter(self, adapter: AdapterSource, answer: AdapterAnswer) -> None:
+        """Have requests name it from the answer on; other requests go on meanwhile."""
+        self._engine.load_adapter(adapter, answer)
+
+    def unload_adapter(self, number: int, answer: AdapterAnswer) -> None:
+        """No later request names it; those that have it go on to their ends first."""
+        self._loop.unload_adapter(number, answer)
 
     def watch(self, sink: Sink | None) -> None:
         """Have the schedule told to this sink from now on, or to nobody. Call it from one thread at a time.

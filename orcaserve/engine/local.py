@@ -6,13 +6,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from orcaserve.core import Batch, EngineEvent, EngineFailure, IterationResult
+from orcaserve.core import AdapterAnswer, AdapterSource, Batch, EngineEvent, EngineFailure, IterationResult
 from orcaserve.core.beats import Beat, Standstills, period
 from orcaserve.core.spans import COMPUTE, IterationSpans, Span
 from orcaserve.engine.timeline import Timeline
+from orcaserve.worker.adapters import load_beside
 from orcaserve.worker.executor import DeviceExecutor
 
 WORKER = "s0r0"  # its name
@@ -26,6 +28,11 @@ class RunsBatches(Protocol):
     def prepare(self) -> None:
         """After a result was passed on: do what the next iteration need not wait for then."""
 
+    def read_adapter(self, adapter: AdapterSource) -> Any:
+        """For `add_adapter`; from any thread. Raises ModelError."""
+
+    def add_adapter(self, number: int, made: Any) -> None: ...
+    def remove_adapter(self, number: int) -> None: ...
     @property
     def progress(self) -> int:
         """Changes whenever a piece of an iteration is begun; for any thread."""
@@ -70,6 +77,17 @@ class LocalEngine:
         self._n_submitted += 1
         self._executor.post(lambda: self._run(batch))
         time.sleep(0)  # gives up the interpreter, which the executor wants now; what the caller does next can wait
+
+    def load_adapter(self, adapter: AdapterSource, answer: AdapterAnswer) -> None:
+        load = partial(load_beside, self._worker, self._executor, adapter, answer)
+        threading.Thread(target=load, name="adapter", daemon=True).start()
+
+    def unload_adapter(self, number: int, answer: AdapterAnswer) -> None:
+        def unload() -> None:
+            self._worker.remove_adapter(number)
+            answer(None)
+
+        self._executor.post(unload)
 
     def close(self) -> None:
         self._ended.set()

@@ -5,11 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from orcaserve.config import EngineConfig
+from orcaserve.control_plane import engine_pb2 as engine_wire
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
-from orcaserve.core import Batch, EngineEvent, EngineFacts, EngineFailure, OrcaServeError
+from orcaserve.control_plane.adapter_codec import encode_adapter
+from orcaserve.core import (
+    AdapterAnswer,
+    AdapterSource,
+    Batch,
+    EngineEvent,
+    EngineFacts,
+    EngineFailure,
+    OrcaServeError,
+)
 from orcaserve.core.spans import IterationSpans
 from orcaserve.data_plane.protocol import Place
 from orcaserve.engine.machines import Machines
@@ -24,6 +35,15 @@ CLOSE_PATIENCE = 5.0  # s that batches in flight have to return
 FIRST_EXCHANGES = 8  # of times with each worker elsewhere, before the first iteration
 CLOCK_PERIOD = 2.0  # s between later ones
 CLOCK_PATIENCE = 10.0  # s for the first ones; without any, what is done elsewhere is not recorded
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """Answers of workers. error: the first that one of them gave."""
+
+    n_left: int
+    answer: AdapterAnswer
+    error: str | None = None
 
 
 class EngineMaster:
@@ -41,6 +61,8 @@ class EngineMaster:
         self._deliver: Callable[[EngineEvent], None] | None = None
         self._state = threading.Condition()
         self._n_in_flight = 0
+        self._n_places = len(plan.places)
+        self._adapters: dict[int, _Awaited] = {}  # by number: what the workers have still to say of them
         self._parts: list[wire.ResultPart] = []  # of the next result
         self._failure: EngineFailure | None = None
         self._over = False
@@ -82,6 +104,36 @@ class EngineMaster:
             self._n_in_flight += 1
         self._group.send(codec.encode_iteration(batch))
 
+    def load_adapter(self, adapter: AdapterSource, answer: AdapterAnswer) -> None:
+        """Whoever cannot says why, and then those who can let it go again."""
+
+        def settle(error: str | None) -> None:
+            if error is None:
+                answer(None)
+            else:
+                self.unload_adapter(adapter.number, lambda _: answer(error))
+
+        self._wait_for_all(adapter.number, settle)
+        self._group.tell_all(wire.ToWorker(load=encode_adapter(adapter)))
+
+    def unload_adapter(self, number: int, answer: AdapterAnswer) -> None:
+        self._wait_for_all(number, answer)
+        self._group.tell_all(wire.ToWorker(unload=number))
+
+    def _wait_for_all(self, number: int, answer: AdapterAnswer) -> None:
+        with self._state:
+            self._adapters[number] = _Awaited(self._n_places, answer)
+
+    def _take_adapter(self, news: engine_wire.AdapterNews) -> None:
+        with self._state:
+            awaited = self._adapters[news.number]
+            awaited.n_left -= 1
+            awaited.error = awaited.error or news.error or None
+            if awaited.n_left:
+                return
+            del self._adapters[news.number]
+        awaited.answer(awaited.error)
+
     def close(self) -> None:
         with self._state:
             self._state.wait_for(lambda: self._n_in_flight == 0 or self._failure is not None, CLOSE_PATIENCE)
@@ -107,6 +159,8 @@ class EngineMaster:
             self._hear_time(place, message.clock)
         elif message.HasField("part"):
             self._parts.append(message.part)
+        elif message.HasField("adapter"):
+            self._take_adapter(message.adapter)
         elif message.HasField("result"):
             parts, self._parts = self._parts, []
             result = codec.decode_result(message.result, parts)

@@ -148,6 +148,11 @@ class WorkerGroup:
             if place.stage == 0:
                 link.send(iteration)
 
+    def tell_all(self, message: wire.ToWorker) -> None:
+        """To every worker; returns at once."""
+        for link in self._links.values():
+            link.tell(message)
+
     @property
     def elsewhere(self) -> list[Place]:
         """The workers on other machines."""

@@ -78,14 +78,21 @@ class MeasuredEngine:
         return [[self._rng.randint(low, high) for _ in range(length)] for _ in range(batch)]
 
     def run(
-        self, prompts: Sequence[Sequence[int]], gen: int, temperature: float = 0, grammar: Grammar | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        gen: int,
+        temperature: float = 0,
+        grammar: Grammar | None = None,
+        adapters: Sequence[int] = (),
     ) -> Run:
         """Generate exactly `gen` tokens after every prompt, all prompts handed over at once.
 
-        grammar: of texts that can be so long. Raises InvalidRequest if they cannot be served, EngineError if one of
-        them or the engine fails.
+        grammar: of texts that can be so long. adapters: the number of each prompt's, if they have some. Raises
+        InvalidRequest if they cannot be served, EngineError if one of them or the engine fails.
         """
         requests = [self.request(prompt, gen, temperature, grammar) for prompt in prompts]
+        for request, adapter in zip(requests, adapters, strict=False):
+            request.adapter = adapter
         started = time.perf_counter()
         self.submit(requests)
         return self._collect(requests, started)

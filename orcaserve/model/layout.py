@@ -18,6 +18,7 @@ class Layout:
     starts: [R + 1] int32. contexts: [R] int32, tokens whose K/V the request had before this iteration.
     page_tables: [R, most pages] int32, contiguous, padded with -1.
     shares: some request's pages are filled by another one of this iteration, that comes before it.
+    adapters: [R] the number of every request's adapter, 0 where it has none; None: nobody has one.
     sources: [R] int32, of a model with an encoder: how many of each request's first tokens it reads; None: no encoder.
     These lie in pages of their own, with which the page table begins.
     """
@@ -27,6 +28,7 @@ class Layout:
     page_tables: Int32s
     shares: bool = False
     sources: Int32s | None = None
+    adapters: Sequence[int] | None = None
 
     @classmethod
     def build(

@@ -306,13 +306,9 @@ class _Loader:
 
     def _take_grouped(self, name: str, size: int, width: int | None, transposed: bool) -> Parameter:
         """Queries, keys and values [size, width] whose rows are stored K/V head by K/V head, put in the usual order."""
-        spec, dim = self._spec, self._spec.head_dim
-        n_rows = (spec.n_heads // spec.n_kv_heads + 2) * dim  # of a K/V head with its query heads
-        ends = [(head + 1) * n_rows for head in self._part.kv_heads]
-        runs = [range(end - n_rows, end - 2 * dim) for end in ends]
-        runs += [range(end - 2 * dim, end - dim) for end in ends] + [range(end - dim, end) for end in ends]
+        runs = self._part.grouped_rows
         shape = (size,) if width is None else (width, size) if transposed else (size, width)
-        return self._take(name, shape, transposed, 0, Cut(tuple(runs)))
+        return self._take(name, shape, transposed, 0, Cut(runs))
 
     def _take(
         self,

@@ -70,6 +70,15 @@ class Part:
         return range(self.kv_heads.start * group, self.kv_heads.stop * group)
 
     @property
+    def grouped_rows(self) -> tuple[range, ...]:
+        """Of a matrix in which every K/V head has its query heads, key and value: its own queries, keys, values."""
+        spec, dim = self.spec, self.spec.head_dim
+        n_rows = (spec.n_heads // spec.n_kv_heads + 2) * dim  # of a K/V head with its query heads
+        ends = [(head + 1) * n_rows for head in self.kv_heads]
+        queries = [range(end - n_rows, end - 2 * dim) for end in ends]
+        return (*queries, *(range(end - 2 * dim, end - dim) for end in ends), *(range(end - dim, end) for end in ends))
+
+    @property
     def columns(self) -> range:
         """Of the MLP."""
         n = self.spec.intermediate_size

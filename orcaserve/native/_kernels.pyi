@@ -70,7 +70,11 @@ class Model:
         all_reduce: object | None = None,  # SharedSums, or a Callable[[int, int, int], None]
         observed: list[NDArray[np.float64]] | None = None,
         shares: bool = False,
+        adapters: list[Adapter | None] | None = None,
     ) -> None: ...
+
+class Adapter:
+    def __init__(self, model: Model, is_bfloat16: bool, layers: list[tuple[tuple[Any, ...] | None, ...]]) -> None: ...
 
 class Sampler:
     def __init__(self, team: Team) -> None: ...

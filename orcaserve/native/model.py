@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
@@ -17,6 +18,7 @@ from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
 from orcaserve.model.weights import Layer, PartWeights
 from orcaserve.native import _kernels
+from orcaserve.native.adapter import holds_bfloat16, pack_adapter
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Norm, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.packing import PackedMatrix
@@ -139,6 +141,7 @@ class NativeModel:
             _head_table(part, weights),
             weights.embedding_norm,
         )
+        self._adapters: dict[int, _kernels.Adapter] = {}
         self._logits = np.empty((0, shape.vocab), np.float32)
         self._head: _kernels.Model | None = None
         if part.last:  # the same without layers: from hidden states to logits
@@ -149,6 +152,20 @@ class NativeModel:
     def sum_by(self, sums: object) -> None:
         """From now on sums over shards are made by these _kernels.SharedSums, on which no Python is run."""
         self._all_reduce = sums
+
+    def make_adapter(self, adapter: Adapter) -> _kernels.Adapter:
+        """As the kernels read it. It is of this part. From any thread."""
+        layers = self.weights.layers
+        bfloat16 = holds_bfloat16(layers[0].up)
+        return _kernels.Adapter(self._native, bfloat16, pack_adapter(adapter, layers, bfloat16))
+
+    def add_adapter(self, number: int, made: _kernels.Adapter) -> None:
+        """From now on layouts may name it."""
+        self._adapters[number] = made
+
+    def remove_adapter(self, number: int) -> None:
+        """No layout names it any more. Of no effect for an unknown one."""
+        self._adapters.pop(number, None)
 
     def observe(
         self, inputs: Int32s | Floats, layout: Layout, kv: KVRegion
@@ -206,6 +223,7 @@ class NativeModel:
             self._all_reduce,
             observed,
             layout.shares,
+            None if layout.adapters is None else [self._adapters[n] if n else None for n in layout.adapters],
         )
         result = hidden if logits is None else logits
         assert result is not None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from orcaserve.core import (
+    AdapterAnswer,
     CannotFit,
     Engine,
     EngineError,
@@ -49,11 +50,19 @@ class _Question:
 
 
 @dataclass(frozen=True, slots=True)
+class _Unload:
+    """Of an adapter, once no request has it."""
+
+    number: int
+    answer: AdapterAnswer
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
 
-_Message = _Arrivals | _Cancels | _Watch | _Question | _Stop | EngineEvent
+_Message = _Arrivals | _Cancels | _Watch | _Question | _Unload | _Stop | EngineEvent
 
 
 class IterationLoop:
@@ -84,6 +93,7 @@ class IterationLoop:
         self._open = True
         self._news: list[Progress] = []  # of this turn
         self._questions: list[Callable[[LiveRequests], None]] = []  # of this turn
+        self._leaving: list[_Unload] = []  # adapters, as soon as no request has them
         self._returned = False  # has a batch returned in this turn
         self._describes = False  # has anybody ever asked for log-probabilities or an embedding
         self._iteration_seconds = 0.0  # of the batch that returned last, as the engine measured it
@@ -110,6 +120,10 @@ class IterationLoop:
         """Have `answer` called on the loop's thread with all live requests; never once the loop has ended."""
         self._inbox.put(_Question(answer))
 
+    def unload_adapter(self, number: int, answer: AdapterAnswer) -> None:
+        """Have the engine unload it once no request has it. Requests that come later may not name it."""
+        self._inbox.put(_Unload(number, answer))
+
     def stop(self) -> None:
         """End the loop soon, without waiting for batches in flight; what is live ends as CANCELLED. Idempotent."""
         self._inbox.put(_Stop())
@@ -128,6 +142,7 @@ class IterationLoop:
                 self._submit_batches()
                 self._publish()
                 self._answer()
+                self._unload()
                 self._record.turn_over(self._clock())
             self._end_all(None)
         except EngineError:
@@ -153,7 +168,7 @@ class IterationLoop:
         finally:
             self._scheduler_seconds += self._clock() - started
 
-    def _take(self, message: _Arrivals | _Cancels | _Watch | _Question | EngineEvent) -> None:
+    def _take(self, message: _Arrivals | _Cancels | _Watch | _Question | _Unload | EngineEvent) -> None:
         match message:
             case IterationResult():
                 news = self._scheduler.complete(message)
@@ -179,6 +194,8 @@ class IterationLoop:
                 self._change_watch(watcher)
             case _Question(answer):
                 self._questions.append(answer)
+            case _Unload():
+                self._leaving.append(message)
             case EngineFailure():
                 raise EngineError(message.message)
 
@@ -215,6 +232,16 @@ class IterationLoop:
             described = self._scheduler.describe(self._clock())
             for answer in questions:
                 answer(described)
+
+    def _unload(self) -> None:
+        """A request has its adapter until its last batch has come back from all workers."""
+        if not self._leaving:
+            return
+        used = {request.adapter for request in self._scheduler.live}
+        leaving, self._leaving = self._leaving, [each for each in self._leaving if each.number in used]
+        for each in leaving:
+            if each.number not in used:
+                self._engine.unload_adapter(each.number, each.answer)
 
     def _publish(self) -> None:
         """Report what happened in this turn, if anything did."""

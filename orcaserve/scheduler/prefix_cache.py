@@ -34,7 +34,7 @@ _NONE: dict[bytes, Block] = {}  # of most blocks nothing follows, and dictionari
 
 
 class PrefixCache:
-    """A tree of blocks for every cache_salt. No I/O, no clock; the ledger above it counts the slots.
+    """A tree of blocks for every adapter and cache_salt. No I/O, no clock; the ledger above it counts the slots.
 
     Children are found by the very tokens of their page, so no two prefixes are ever taken for one another. Whoever uses
     a block uses all of its ancestors. Blocks that nobody uses lie in the order in which they were left, a child before
@@ -49,7 +49,7 @@ class PrefixCache:
         self.limit = limit
         self.n_blocks = 0
         self._idle: OrderedDict[int, Block] = OrderedDict()
-        self._roots: dict[str, Block] = {}
+        self._roots: dict[bytes, Block] = {}
         self._next_id = 1
         self._evicted: list[int] = []
 
@@ -66,7 +66,7 @@ class PrefixCache:
             known = ()
         n_tokens, page = request.n_input + len(request.output), self.page_size
         n_pages = (n_tokens - 1) // page
-        above = known[-1] if known else self._roots.get(request.terms.cache_salt)
+        above = known[-1] if known else self._roots.get(owner_of(request))
         found = list(known)
         if above is None or len(found) == n_pages or not self._may_take(request, n_tokens):
             return found
@@ -83,7 +83,7 @@ class PrefixCache:
         an earlier batch has filled, for copying comes before a batch's own work.
         """
         n_tokens, page = request.n_input + len(request.output), self.page_size
-        above = path[-1] if path else self._roots.get(request.terms.cache_salt)
+        above = path[-1] if path else self._roots.get(owner_of(request))
         first = len(path) * page
         n = min(n_tokens - 1 - first, page)
         if above is None or n < 1 or not above.latest or not self._may_take(request, n_tokens):
@@ -132,7 +132,7 @@ class PrefixCache:
         """
         if end // self.page_size <= len(path) or (self.limit is not None and end > self.limit):
             return None
-        above = path[-1] if path else self._root(request.terms.cache_salt)
+        above = path[-1] if path else self._root(owner_of(request))
         if above.gone:
             return above
         for key in self._keys(request, len(path), end // self.page_size):
@@ -198,8 +198,8 @@ class PrefixCache:
                 counts[block.id] = counts.get(block.id, 0) + 1
                 seen[block.id] = block
                 assert above is None or block.parent is above, "a path with a gap"
-        for salt, root in self._roots.items():
-            assert root.children, f"nothing is below the root of {salt!r}"
+        for owner, root in self._roots.items():
+            assert root.children, f"nothing is below the root of {owner!r}"
             below = list(root.children.values())
             while below:
                 block = below.pop()
@@ -234,10 +234,10 @@ class PrefixCache:
                 yield data[at : at + size]
             first, n = after, 2 * n
 
-    def _root(self, salt: str) -> Block:
-        root = self._roots.get(salt)
+    def _root(self, owner: bytes) -> Block:
+        root = self._roots.get(owner)
         if root is None:
-            root = self._roots[salt] = Block(0, None, salt.encode("utf-8", "surrogatepass"), 0)
+            root = self._roots[owner] = Block(0, None, owner, 0)
         return root
 
     def _unlink(self, parent: Block, block: Block) -> None:
@@ -247,11 +247,16 @@ class PrefixCache:
         if parent.latest.get(first) is block:
             del parent.latest[first]
         if parent.id == 0 and not parent.children:
-            self._roots.pop(parent.key.decode("utf-8", "surrogatepass"), None)
+            self._roots.pop(parent.key, None)
 
     def _forget(self, block: Block) -> None:
         self.n_blocks -= 1
         self._evicted.append(block.id)
+
+
+def owner_of(request: Request) -> bytes:
+    """Who may share: requests with one adapter, whose keys and values it changes, and one salt."""
+    return f"{request.adapter}:{request.terms.cache_salt}".encode("utf-8", "surrogatepass")
 
 
 def _bytes(request: Request, begin: int, end: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 
 from orcaserve.core import (
     Batch,
@@ -304,6 +305,11 @@ class Scheduler:
             n_kept=self._ledger.n_kept,
         )
 
+    @property
+    def live(self) -> Iterable[Request]:
+        """All requests that have not left, those in batches in flight included."""
+        return self._pool
+
     def standing(self) -> Standing:
         """How things stand, for who is told of what comes next."""
         last = increments_first(self._last_returned) if self._last_returned else ()
@@ -372,6 +378,7 @@ class Scheduler:
                 scoring=scoring,
                 prefix=prefix,
                 pooling=request.params.pooling,
+                adapter=request.adapter,
             )
         if request.n_iterations:  # preempted
             self._n_recomputed += n - 1
@@ -387,6 +394,7 @@ class Scheduler:
             scoring=scoring,
             prefix=prefix,
             pooling=request.params.pooling,
+            adapter=request.adapter,
         )
 
     def _keep(self, request: Request, end: int) -> None:

@@ -18,7 +18,6 @@ from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.params import (
     StreamOptions,
     chat_logprobs,
-    check_model,
     max_tokens_field,
     sampling_params,
     stream_options,
@@ -90,7 +89,7 @@ class ChatShape(Shape):
 
 def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
     """Answer a chat."""
-    check_model(body, service.name)
+    served = service.adapters.served(body)
     exchange.name_ignored(without_effect(check_fields(body, CHAT), service.tokenizer.chat_template))
     options = stream_options(body)
     params = sampling_params(body, MAX_TOKENS_LIMIT)
@@ -113,12 +112,14 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
         text_options = replace(text_options, shown=frozenset(marks.values()))
         reading, asks_for_grammar = _reading(use, form, marks, params), asks_for_grammar or "tools"
     try:
-        plan = service.plan([(ids, params)], text_options, grammar_field=asks_for_grammar, terms=terms)
+        plan = service.plan(
+            [(ids, params)], text_options, grammar_field=asks_for_grammar, terms=terms, adapter=served.adapter
+        )
     except InvalidRequest as error:
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error
     style = None if logprobs is None else ChatLogprobs(service.tokenizer, logprobs)
-    shape = ChatShape(exchange.id, service.name, options, style, ids_too, reading)
+    shape = ChatShape(exchange.id, served.name, options, style, ids_too, reading)
     return lambda: run_plan(exchange, service, plan, shape, options)
 
 

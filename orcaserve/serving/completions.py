@@ -15,7 +15,6 @@ from orcaserve.serving.logprobs import LegacyLogprobs
 from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.params import (
     best_of,
-    check_model,
     legacy_logprobs,
     max_tokens_field,
     sampling_params,
@@ -42,7 +41,7 @@ class CompletionShape(Shape):
 
 def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -> Answer:
     """Continue prompts."""
-    check_model(body, service.name)
+    served = service.adapters.served(body)
     exchange.name_ignored(check_fields(body, COMPLETION))
     options = stream_options(body)
     params = sampling_params(body, DEFAULT_MAX_TOKENS, least=0)
@@ -66,7 +65,7 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
         work.append((ids, replace(params, max_tokens=most)))
     marked = params.logprobs is not None or return_ids
     n_kept = n if n_each > n else 0
-    plan = service.plan(work, TextOptions(echo, marked), n_kept, grammar_field(body), terms)
+    plan = service.plan(work, TextOptions(echo, marked), n_kept, grammar_field(body), terms, served.adapter)
     style = None if logprobs is None else LegacyLogprobs(service.tokenizer, logprobs)
-    shape = CompletionShape(exchange.id, service.name, options, style, return_ids)
+    shape = CompletionShape(exchange.id, served.name, options, style, return_ids)
     return lambda: run_plan(exchange, service, plan, shape, options)

@@ -32,7 +32,8 @@ async def load_service(serving: ServingConfig, engine: EngineConfig, engines: En
         await reading,
         serving.served_model_name or engine.model.name,
         serving,
-        await asyncio.to_thread(pooling_of, serving, engine.model.path),
+        pooling=await asyncio.to_thread(pooling_of, serving, engine.model.path),
+        adapters=engine.adapters,
     )
 
 

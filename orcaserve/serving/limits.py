@@ -9,6 +9,8 @@ from orcaserve.config import (
     MAX_KEEP_ALIVE,
     MAX_KEY,
     MAX_KEYS,
+    MAX_LORA_RANK,
+    MAX_LORAS,
     MAX_REPLICAS,
     MIN_ENGINE_TIMEOUT,
     MIN_KEEP_ALIVE,
@@ -124,6 +126,8 @@ LIMITS = (
     Limit("`timeout`, and the headers `x-slo-ttft-ms`, `x-slo-tpot-ms`, `x-request-timeout-ms`",
           _seconds(terms.MAX_SECONDS), "400"),
     Limit("`priority`", f"{terms.MIN_PRIORITY} to {terms.MAX_PRIORITY}", "400"),
+    Limit("adapters that are loaded at a time (`--max-loras`)", f"8, at most {_n(MAX_LORAS)}", "400"),
+    Limit("rank of an adapter (`--max-lora-rank`)", f"64, at most {_n(MAX_LORA_RANK)}", "400"),
     # Requests
     Limit("prompts of a request", _n(prompts.MAX_PROMPTS), "400"),
     Limit("characters of a text", "context (or K/V region) x the longest token", "400, before it is encoded"),

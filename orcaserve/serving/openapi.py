@@ -32,6 +32,7 @@ Every path also takes HEAD where it takes GET, and OPTIONS, which names the meth
 ERRORS = {
     400: "A field is wrong, and `param` names it; or the body or the request is malformed.",
     401: "The API key is missing or wrong: send it as `Authorization: Bearer KEY`.",
+    403: "This server does not allow it.",
     404: "There is no such path, model, file, batch or request.",
     405: "The path takes other methods, which the header `allow` names.",
     408: "The header or the body did not arrive in time.",

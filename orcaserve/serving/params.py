@@ -28,7 +28,7 @@ class StreamOptions:
 
 
 def check_model(body: Mapping[str, Any], served: str) -> None:
-    """Raises InvalidRequest (404) unless `model` is the served model's name."""
+    """Raises InvalidRequest (404) unless `model` is the served model's own name: adapters have no say here."""
     if body.get("model") != served:
         message = "the model does not exist: GET /v1/models lists what is served"
         raise InvalidRequest("model", message, code="model_not_found", status=404)

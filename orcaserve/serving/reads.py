@@ -44,23 +44,34 @@ def _refuse_unless_serving(app: App) -> None:
 
 
 async def models(app: App, exchange: Exchange) -> None:
-    await exchange.send_json(200, {"object": "list", "data": [_model_object(app.require_service())]})
+    await exchange.send_json(200, {"object": "list", "data": _model_objects(app.require_service())})
 
 
 async def model(app: App, exchange: Exchange) -> None:
-    service = app.require_service()
-    if exchange.params["model"] != service.name:
-        raise InvalidRequest("model", "the model does not exist", code="model_not_found", status=404)
-    await exchange.send_json(200, _model_object(service))
+    for known in _model_objects(app.require_service()):
+        if known["id"] == exchange.params["model"]:
+            await exchange.send_json(200, known)
+            return
+    raise InvalidRequest("model", "the model does not exist", code="model_not_found", status=404)
 
 
-def _model_object(service: Service) -> dict[str, Any]:
+def _model_objects(service: Service) -> list[dict[str, Any]]:
+    """The model, and after it its adapters."""
+    model = _model_object(service.name, service.created, service)
+    adapters = [
+        _model_object(each.source.name, each.created, service) | {"root": str(each.source.path), "parent": service.name}
+        for each in service.adapters
+    ]
+    return [model, *adapters]
+
+
+def _model_object(name: str, created: int, service: Service) -> dict[str, Any]:
     return {
-        "id": service.name,
+        "id": name,
         "object": "model",
-        "created": service.created,
+        "created": created,
         "owned_by": "orcaserve",
-        "root": service.name,
+        "root": name,
         "parent": None,
         "max_model_len": service.facts.longest_request,
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.control_plane.token_stream import TokenStream
-from orcaserve.core import EngineError, EngineFacts, Request
+from orcaserve.core import AdapterSource, EngineError, EngineFacts, Request
 from orcaserve.core.errors import ENGINE_LOST
 from orcaserve.serving.supervisor import Supervisor
 
@@ -113,6 +113,28 @@ class Replicas:
         for replica in self._replicas:
             if not replica.closed.is_set():
                 replica.cancel(request_id)
+
+    @property
+    def n_adapters(self) -> int:
+        """As Supervisor.n_adapters, of the replica that has most."""
+        return max(replica.n_adapters for replica in self._replicas)
+
+    async def load_adapter(self, adapter: AdapterSource) -> None:
+        """As Supervisor.load_adapter: in all of them, or, if one cannot, in none."""
+        living = [replica for replica in self._replicas if not replica.closed.is_set()]
+        results = await asyncio.gather(*(each.load_adapter(adapter) for each in living), return_exceptions=True)
+        errors = [result for result in results if result is not None]
+        if errors:
+            for replica, result in zip(living, results, strict=True):
+                if result is None:
+                    replica.unload_adapter(adapter.number)
+            raise errors[0]
+
+    def unload_adapter(self, number: int) -> None:
+        """As Supervisor.unload_adapter."""
+        for replica in self._replicas:
+            if not replica.closed.is_set():
+                replica.unload_adapter(number)
 
     async def close(self, message: str = ENGINE_LOST) -> None:
         """As Supervisor.close, of all."""

@@ -12,6 +12,7 @@ from orcaserve.serving.fields import CHAT, COMPLETION, Schema
 from orcaserve.serving.files.api import ROUTES as FILES
 from orcaserve.serving.handlers import acting
 from orcaserve.serving.live_requests import live_requests
+from orcaserve.serving.lora_api import ROUTES as ADAPTERS
 from orcaserve.serving.protocols.kserve import ROUTES as KSERVE
 from orcaserve.serving.protocols.tensorflow import ROUTES as TENSORFLOW
 from orcaserve.serving.protocols.triton import ROUTES as TRITON
@@ -125,6 +126,7 @@ ROUTES = [
                     query=REPLICA, content="text/event-stream")),
     *FILES,
     *BATCHES,
+    *ADAPTERS,
     Route(
         "POST",
         "/tokenize",

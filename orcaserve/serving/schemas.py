@@ -31,7 +31,7 @@ def other_schemas() -> dict[str, Schema]:
             created=_COUNT,
             owned_by=_TEXT,
             root=_TEXT,
-            parent={"type": "null"},
+            parent={**_MAYBE_TEXT, "description": "Of an adapter: the model whose it is."},
             max_model_len={**_COUNT, "description": "The most tokens of a request, prompt and output."},
         ),
         "Models": _object(object={"const": "list"}, data=_list("Model")),

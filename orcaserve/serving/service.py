@@ -10,8 +10,9 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from orcaserve.config import ServingConfig
+from orcaserve.config import AdaptersConfig, ServingConfig
 from orcaserve.core import (
+    AdapterSource,
     EngineError,
     EngineFacts,
     EngineStatus,
@@ -29,6 +30,7 @@ from orcaserve.core import (
 )
 from orcaserve.core.errors import CRASHED_TWICE, ENGINE_LOST, SERVER_STOPPING, TIMED_OUT, TOO_LATE
 from orcaserve.core.terms import USUAL
+from orcaserve.serving.adapters import Adapters
 from orcaserve.serving.chat_template import ChatTemplate
 from orcaserve.serving.conversation import ChatEncoder, RequestTemplates
 from orcaserve.serving.door import Bounds, Door
@@ -86,6 +88,10 @@ class Client(Protocol):
     def n_open(self) -> int: ...
     def submit(self, request: Request) -> Tokens: ...
     def cancel(self, request_id: int) -> None: ...
+    @property
+    def n_adapters(self) -> int: ...
+    async def load_adapter(self, adapter: AdapterSource) -> None: ...
+    def unload_adapter(self, number: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +252,8 @@ class Choice:
 class Service:
     """The served model. Everything here runs on the event loop but `plan`.
 
-    name: what clients call the model. serving: settings, of which those are looked at here that concern requests.
+    name: what clients call the model. adapters: what else they may call by a name. serving: settings, of which those
+    are looked at here that concern requests.
     door: who may come in.
     """
 
@@ -257,11 +264,13 @@ class Service:
         name: str,
         serving: ServingConfig,
         pooling: Pooling | str = Pooling.LAST,
+        adapters: AdaptersConfig | None = None,
     ) -> None:
         """pooling: how embeddings are made; or why they are not."""
         self.client = client
         self.tokenizer = tokenizer
         self.name = name
+        self.adapters = Adapters(name, adapters or AdaptersConfig(), client)
         self.created = int(time.time())
         self.facts = client.facts
         source = tokenizer.chat_template
@@ -326,6 +335,7 @@ class Service:
         n_kept: int = 0,
         grammar_field: str | None = None,
         terms: Terms = USUAL,
+        adapter: int = 0,
     ) -> Plan:
         """The requests of all prompts: choice prompt_index * n + i. From any thread. n_kept: see Plan; 0: all.
 
@@ -348,7 +358,7 @@ class Service:
             raise InvalidRequest(grammar_field, "this model has no token that ends a text, so it follows no grammar")
         choices: list[tuple[Request, TextStream]] = []
         for ids, params in prompts:
-            requests = fan_out(self._request_ids, ids, params, self.facts, terms)
+            requests = fan_out(self._request_ids, ids, params, self.facts, terms, adapter)
             before = ids if self.facts.source is None else ()  # what an encoder reads is no beginning of the text
             new_text = options.streams(self.tokenizer, before, params)
             choices += [(request, new_text()) for request in requests]
@@ -369,6 +379,7 @@ class Service:
         then none of them is.
         """
         requests = [request for request, _ in plan.choices]
+        self.adapters.check(requests[0].adapter)
         if not requests[0].terms.background:
             self.door.check(requests, time.monotonic() - arrival, caller)
         if not self.client.n_open:

@@ -7,11 +7,13 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.control_plane.client import EngineClient
 from orcaserve.control_plane.token_stream import TokenStream
 from orcaserve.core import (
+    AdapterSource,
     EngineError,
     EngineFacts,
     EngineStatus,
@@ -76,6 +78,8 @@ class Supervisor:
         self._facts: EngineFacts | None = None
         self._ready_since = 0.0
         self._listener: Callable[[bytes], None] | None = None  # to the schedule
+        self._leaving: set[int] = set()  # adapters
+        self._unloading: set[asyncio.Task[None]] = set()
         self._ongoing = OngoingRequests()
         self._watching: asyncio.Task[None] | None = None
 
@@ -152,6 +156,41 @@ class Supervisor:
         """As EngineClient.cancel. A request that is not here (any more) is left alone."""
         self._ongoing.cancel(request_id)
 
+    @property
+    def n_adapters(self) -> int:
+        """Loaded, those included that are not unloaded yet because requests have them."""
+        return len(self._config.adapters.modules)
+
+    async def load_adapter(self, adapter: AdapterSource) -> None:
+        """As EngineClient.load_adapter; engines that follow have it too."""
+        if self._client is None or not self.present:
+            raise EngineError("the engine is being replaced: try again")
+        await self._client.load_adapter(adapter)
+        self._keep_adapters((*self._config.adapters.modules, adapter))
+
+    def unload_adapter(self, number: int) -> None:
+        """No request that is submitted after this names it; those that have it go on, if need be in other engines."""
+        self._leaving.add(number)
+        self._tell_leaving(number)
+
+    def _tell_leaving(self, *numbers: int) -> None:
+        if self._client is not None and self.present:
+            for number in numbers:
+                task = asyncio.create_task(self._unload(self._client, number))
+                self._unloading.add(task)
+                task.add_done_callback(self._unloading.discard)
+
+    async def _unload(self, client: EngineClient, number: int) -> None:
+        try:
+            await client.unload_adapter(number)
+        except EngineError:
+            return  # the next engine is told
+        self._leaving.discard(number)
+        self._keep_adapters(tuple(each for each in self._config.adapters.modules if each.number != number))
+
+    def _keep_adapters(self, modules: tuple[AdapterSource, ...]) -> None:
+        self._config = replace(self._config, adapters=replace(self._config.adapters, modules=modules))
+
     def watch(self, listener: Callable[[bytes], None] | None) -> None:
         """As EngineClient.watch, of whichever engine there is: each begins with a header."""
         self._listener = listener
@@ -180,6 +219,8 @@ class Supervisor:
         """End what is unfinished with an error of this message, and the engine's process. Idempotent."""
         self._shut("closed by the endpoint")
         self._ongoing.end_all(message)
+        for task in list(self._unloading):
+            task.cancel()
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -248,6 +289,7 @@ class Supervisor:
         self.on_restart()
         self._take_on(client)
         self._ongoing.hand_over_all(client)
+        self._tell_leaving(*self._leaving)  # behind the requests that have them
         took = time.monotonic() - started
         _log.info("another engine is ready%s after %.1f s; %d requests go on", self._for, took, len(self._ongoing))
         return client

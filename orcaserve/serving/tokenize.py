@@ -9,7 +9,6 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.conversation import read_conversation
 from orcaserve.serving.fields import MAX_WORK, TEMPLATE, TOOLS, Field, check_fields, flag, without_effect
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.params import check_model
 from orcaserve.serving.prompts import encode_text
 from orcaserve.serving.service import Service
 from orcaserve.serving.tool_calls.tools import read_tools
@@ -71,4 +70,4 @@ def detokenize(exchange: Exchange, service: Service, body: Mapping[str, Any]) ->
 
 def _check_optional_model(body: Mapping[str, Any], service: Service) -> None:
     if body.get("model") is not None:
-        check_model(body, service.name)
+        service.adapters.served(body)

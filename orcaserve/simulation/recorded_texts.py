@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from orcaserve.core import Request
 from orcaserve.schedule_log.format import Event, HandedOut, Taken
-from orcaserve.scheduler.prefix_cache import Block, PrefixCache
+from orcaserve.scheduler.prefix_cache import Block, PrefixCache, owner_of
 
 FIRST_TOKEN = 2  # others mean something
 
@@ -93,7 +93,7 @@ class RecordedPrefixes(PrefixCache):
         n = 0 if taken is None else taken.n_cached - len(path) * self.page_size
         if taken is None or not 0 < n < self.page_size:
             return None
-        above = path[-1] if path else self._roots.get(request.terms.cache_salt)
+        above = path[-1] if path else self._roots.get(owner_of(request))
         children = () if above is None else above.children.values()
         source = next((block for block in children if block.id == taken.copied), None)
         return None if source is None else (source, n)

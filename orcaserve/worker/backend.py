@@ -6,15 +6,17 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from orcaserve.checkpoint.converted import is_converted
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, Logprobs, SamplingParams
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
 from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
+from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.scoring import NOTHING, Wanted
 
@@ -69,6 +71,19 @@ class Backend(Protocol):
 
     def copy_page(self, source: int, target: int) -> None:
         """A page of the K/V region, in all layers that this backend has, between two iterations."""
+
+    @property
+    def part(self) -> Part | None:
+        """What it has of the model; None if that can have no adapters."""
+
+    def make_adapter(self, adapter: Adapter) -> Any:
+        """An adapter of this part, as `add_adapter` takes it. From any thread."""
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        """From now on layouts may name it."""
+
+    def remove_adapter(self, number: int) -> None:
+        """No layout names it any more. Of no effect for an unknown one."""
 
     def iterate(
         self,

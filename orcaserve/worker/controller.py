@@ -7,12 +7,15 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orcaserve.config import EngineConfig, split_address
+from orcaserve.control_plane import engine_pb2 as engine_wire
 from orcaserve.control_plane import worker_codec as codec
 from orcaserve.control_plane import worker_pb2 as wire
+from orcaserve.control_plane.adapter_codec import decode_adapter, encode_adapter_news
 from orcaserve.control_plane.channel import target_of, tcp_target, worker_socket
 from orcaserve.control_plane.tls import Tls
 from orcaserve.control_plane.worker_client import NextStage
@@ -24,6 +27,7 @@ from orcaserve.data_plane.memory import SharedMemory
 from orcaserve.data_plane.mixed import MixedPlane
 from orcaserve.data_plane.protocol import DataPlane, NeighbourLost, Place
 from orcaserve.version import __version__
+from orcaserve.worker.adapters import load_beside
 from orcaserve.worker.among import ALONE, Among
 from orcaserve.worker.executor import DeviceExecutor
 from orcaserve.worker.facts import n_threads_for
@@ -134,6 +138,25 @@ class WorkerController:
         else:
             self._n_taken += 1
             self._executor.post(lambda: self._run(batch, span))
+
+    def load_adapter(self, message: engine_wire.Adapter) -> None:
+        """Answered when it is there, or cannot be."""
+        adapter = decode_adapter(message)
+
+        def answer(error: str | None) -> None:
+            self._server.send(wire.FromWorker(adapter=encode_adapter_news(adapter.number, error)))
+
+        load = partial(load_beside, self._worker, self._executor, adapter, answer)
+        threading.Thread(target=load, name="adapter", daemon=True).start()
+
+    def unload_adapter(self, number: int) -> None:
+        """Answered when it is gone; no iteration that comes later names it."""
+
+        def unload() -> None:
+            self._worker.remove_adapter(number)
+            self._server.send(wire.FromWorker(adapter=encode_adapter_news(number, None, unloaded=True)))
+
+        self._executor.post(unload)
 
     def lose(self, who: str) -> None:
         """The end of the master's stream is the order to end. That of any other is a failure, unless the order follows;

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from orcaserve.config import EngineConfig
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.reference.encoder_decoder import load_encoder_decoder
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
@@ -37,6 +39,18 @@ class EncoderDecoderBackend:
 
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
+
+    @property
+    def part(self) -> None:
+        """There are no adapters of such models."""
+
+    def make_adapter(self, adapter: Adapter) -> Any:
+        raise AssertionError("refused before")
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        raise AssertionError("refused before")
+
+    def remove_adapter(self, number: int) -> None: ...
 
     def copy_page(self, source: int, target: int) -> None:
         raise AssertionError("no prefixes are shared where an encoder reads the whole prompt")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import EngineConfig, ModelConfig
 from orcaserve.core import CheckpointError, ConfigError
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
+from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec
 from orcaserve.native import _kernels
 from orcaserve.native.builder import NativeWeights
@@ -58,6 +61,19 @@ class NativeBackend:
 
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._storage)
+
+    @property
+    def part(self) -> Part:
+        return self._model.part
+
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        self._model.remove_adapter(number)
 
     def copy_page(self, source: int, target: int) -> None:
         self._kv.copy_page(source, target)

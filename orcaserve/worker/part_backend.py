@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import CheckpointError, ConfigError
 from orcaserve.data_plane.protocol import DataPlane, Place
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
+from orcaserve.model.part import Part
 from orcaserve.native import _kernels
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion, slot_bytes
 from orcaserve.native.model import NativeModel
@@ -48,6 +51,19 @@ class PartBackend(PassesOn[Floats]):
 
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self._part.own_spec, n_pages, self._page_size, self._storage)
+
+    @property
+    def part(self) -> Part:
+        return self._part
+
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        self._model.remove_adapter(number)
 
     def copy_page(self, source: int, target: int) -> None:
         self._kv.copy_page(source, target)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from orcaserve.config import EngineConfig
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
+from orcaserve.model.part import Part
 from orcaserve.model.reference.builder import DTYPES, load_reference
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
@@ -37,6 +40,19 @@ class ReferenceBackend:
 
     def allocate(self, n_pages: int) -> None:
         self._kv = KVRegion(self.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
+
+    @property
+    def part(self) -> Part:
+        return self._model.part
+
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        self._model.remove_adapter(number)
 
     def copy_page(self, source: int, target: int) -> None:
         self._kv.copy_page(source, target)

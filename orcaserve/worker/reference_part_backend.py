@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError
 from orcaserve.data_plane.device_tensors import TensorPlane
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
@@ -57,6 +59,19 @@ class ReferencePartBackend(PassesOn[Tensor]):
         except torch.OutOfMemoryError as error:
             n_slots = n_pages * self._page_size
             raise ConfigError("--n-slots", f"{n_slots} slots do not fit the memory of {self._device}") from error
+
+    @property
+    def part(self) -> Part:
+        return self._part
+
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        self._model.remove_adapter(number)
 
     def copy_page(self, source: int, target: int) -> None:
         self._kv.copy_page(source, target)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from orcaserve.config import EngineConfig
-from orcaserve.core import Batch, BatchEntry, EngineFacts, IterationResult, Logprobs, Prefix
+from orcaserve.core import AdapterSource, Batch, BatchEntry, EngineFacts, IterationResult, Logprobs, Prefix
 from orcaserve.model.kv_manager import KVManager
+from orcaserve.worker.adapters import LoadedAdapters
 from orcaserve.worker.backend import Backend, Outcome, load_backend
 from orcaserve.worker.facts import check_deterministic, engine_facts, n_slots_for, n_threads_for
 from orcaserve.worker.pooling import Pools
@@ -23,12 +26,16 @@ class Worker:
     facts: what the loaded model is, for those who check requests.
     """
 
-    def __init__(self, backend: Backend, kv: KVManager, facts: EngineFacts) -> None:
+    def __init__(
+        self, backend: Backend, kv: KVManager, facts: EngineFacts, adapters: LoadedAdapters | None = None
+    ) -> None:
         self.facts = facts
+        self.adapters = adapters
         self._backend = backend
         self._kv = kv
         self._reads = facts.source is not None  # the model has an encoder
         self._inputs: dict[int, list[int]] = {}  # of requests whose initiation comes in pieces: what has come
+        self._adapter_of: dict[int, int] = {}  # of requests that have one
         self._n_top: dict[int, int] = {}  # of requests that ask for log-probabilities: best tokens to tell of each
         self._pools = Pools()
 
@@ -40,15 +47,19 @@ class Worker:
         """
         backend = load_backend(config, n_threads_for(config))
         check_deterministic(config, backend.spec)
-        return cls.over(backend, config, n_slots_for(config, backend.spec, backend.slot_bytes))
+        adapters = LoadedAdapters.begin(backend, config)  # first: their memory is not free for keys and values
+        return cls.over(backend, config, n_slots_for(config, backend.spec, backend.slot_bytes), adapters)
 
     @classmethod
-    def over(cls, backend: Backend, config: EngineConfig, n_slots: int) -> Worker:
-        """Give a loaded backend its K/V region."""
+    def over(
+        cls, backend: Backend, config: EngineConfig, n_slots: int, adapters: LoadedAdapters | None = None
+    ) -> Worker:
+        """Give a loaded backend its K/V region, and its adapters if it has not got them."""
+        adapters = adapters or LoadedAdapters.begin(backend, config)
         facts = engine_facts(config, backend.spec, n_slots)
         kv = KVManager(n_slots, config.kv.page_size, facts.window)
         backend.allocate(kv.n_pages)
-        return cls(backend, kv, facts)
+        return cls(backend, kv, facts, adapters)
 
     @property
     def progress(self) -> int:
@@ -64,6 +75,7 @@ class Worker:
             self._inputs.pop(request_id, None)
             self._n_top.pop(request_id, None)
             self._pools.drop(request_id)
+            self._adapter_of.pop(request_id, None)
         for block in batch.evicted:
             self._kv.evict(block)
         self._backend.sampler.drop(batch.drops)
@@ -78,6 +90,8 @@ class Worker:
                 failures[entry.request_id] = why
                 continue
             runnable.append(entry)
+            if entry.adapter:
+                self._adapter_of[entry.request_id] = entry.adapter
             if entry.prefix is not None:
                 self._begin(entry.request_id, entry.prefix)
                 shares = shares or not filled.isdisjoint(entry.prefix.blocks)
@@ -106,6 +120,21 @@ class Worker:
             tokens = [by_id.get(entry.request_id, 0) for entry in batch.entries]
         return IterationResult(batch.iteration, tokens, failures, time.perf_counter() - started, logprobs, embeddings)
 
+    def read_adapter(self, adapter: AdapterSource) -> Any:
+        """For `add_adapter`; from any thread. Raises ModelError."""
+        assert self.adapters is not None
+        return self.adapters.read(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        """From now on entries may name it."""
+        assert self.adapters is not None
+        self.adapters.add(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        """No entry names it any more."""
+        if self.adapters is not None:
+            self.adapters.remove(number)
+
     def prepare(self) -> None:
         """After a result was passed on: do what the next iteration need not wait for then."""
         self._backend.sampler.prepare()
@@ -120,6 +149,8 @@ class Worker:
     def _iterate(self, entries: Sequence[BatchEntry], chosen_for: Sequence[BatchEntry], shares: bool) -> Outcome:
         """A token for each of `chosen_for`, and which of them mean nothing. They have room for their tokens."""
         layout = self._kv.layout_of([(entry.request_id, len(entry.tokens)) for entry in entries], shares)
+        if self._adapter_of:
+            layout = replace(layout, adapters=[self._adapter_of.get(entry.request_id, 0) for entry in entries])
         flat = np.fromiter(chain.from_iterable(entry.tokens for entry in entries), np.int32, layout.n_tokens)
         scores = pools = False
         for entry in entries:
@@ -157,6 +188,8 @@ class Worker:
             return f"the context length of {self.facts.context_length} tokens is exceeded"
         if self._kv.n_tokens(entry.request_id) != (entry.position if prefix is None else 0):
             return "the tokens of this request were lost"
+        if entry.adapter and (self.adapters is None or entry.adapter not in self.adapters):
+            return "the adapter of this request is not loaded"
         if prefix is not None and not self._knows(prefix):
             return "the tokens of this request were lost"
         if (

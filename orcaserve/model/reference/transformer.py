@@ -22,8 +22,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
+from orcaserve.model.reference.adapters import Adapters, Made
 from orcaserve.model.reference.attention import Attention
 from orcaserve.model.reference.kv_region import KVRegion
 from orcaserve.model.reference.layers import Embedding, Linear, Norm, mlp, rotate
@@ -60,7 +62,20 @@ class Transformer:
         self.dtype = weights.layers[0].out.weight.dtype
         self._all_reduce = all_reduce
         self._ropes = {rope: Rope(rope) for rope in (spec.rope, spec.local_rope) if rope is not None}
+        self._adapters = Adapters(self.device, self.dtype)
         self.n_steps = 0
+
+    def make_adapter(self, adapter: Adapter) -> Made:
+        """In tensors. It is of this part. From any thread."""
+        return self._adapters.make(adapter)
+
+    def add_adapter(self, number: int, made: Made) -> None:
+        """From now on layouts may name it."""
+        self._adapters.add(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        """No layout names it any more. Of no effect for an unknown one."""
+        self._adapters.remove(number)
 
     @torch.inference_mode()
     def forward(self, inputs: Tensor, layout: Layout, kv: KVRegion) -> Tensor:
@@ -79,7 +94,7 @@ class Transformer:
         x = self._embed(inputs, layout) if self.part.first else inputs
         spec = self.spec
         angles = {rope: self._angles(rope, layout) for rope in self._ropes.values()}
-        for index, layer in enumerate(self.weights.layers):
+        for index, layer in enumerate(self._adapters.layers(self.weights.layers, layout)):
             number = self.part.layers[index]
             normed = _norm(layer.attention_norm, x)
             rope = spec.rope_of(number)
