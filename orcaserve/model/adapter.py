@@ -60,7 +60,7 @@ def names_of(path: Path) -> Names:
     """What transformers calls the modules of the model at `path`. Raises ModelError."""
     kind = _model_type(path)
     names = family_of(kind).safetensors
-    if kind in names.interleaved:
+    if names.interleaved:
         raise UnsupportedModel(f"adapters of {kind!r} models are not supported: their rows lie in another order")
     return names
 
