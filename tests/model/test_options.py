@@ -27,7 +27,7 @@ from orcaserve.native.exact_inputs import build_part, build_weights
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.model import NativeModel
 from orcaserve.native.packed_model import PackedFile, save_packed
-from orcaserve.native.precision import Precision, choose_precision
+from orcaserve.native.precision import choose_precision
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from skeletons import files_of
@@ -227,7 +227,7 @@ def test_shards_are_the_model(option: str, runner: Any, tmp_path: Path) -> None:
     """Norms behind sums over shards, and each shard's own heads; cut from tensors and from a packed file alike."""
     spec = OPTIONS[option]
     whole, kv = runner(Subject(spec)), KVManager(4096, 16)
-    save_packed(tmp_path / "packed", spec, Precision("float32", "float32", "float32"), Subject(spec).weights)
+    save_packed(tmp_path / "packed", spec, choose_precision("float32", "none", {"F32"}), Subject(spec).weights)
     barrier, halves = threading.Barrier(2), [np.empty(0, np.float32)] * 2
 
     def add(shard: int, x: Any) -> None:
