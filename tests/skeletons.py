@@ -39,7 +39,7 @@ class RandomCheckpoint:
         return out
 
     def stored(self, name: str, rows: Sequence[range] | None = None) -> NDArray[np.uint8]:
-        numbers = self._numbers[name].view(np.uint8)
+        numbers = self._numbers[name].view(np.uint8).reshape(len(self._numbers[name]), -1)
         return numbers.copy() if rows is None else np.concatenate([numbers[run.start : run.stop] for run in rows])
 
     def close(self) -> None: ...
