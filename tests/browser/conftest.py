@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "multiprocess"))
 from byte_tokenizer import add_tokenizer
 from server_process import Serve
 
+LONGEST = 16_384  # tokens of a text
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
@@ -38,7 +40,11 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def served_model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return add_tokenizer(tiny_model, tmp_path_factory.mktemp("served") / "tiny", 256)
+    """Some thousand tokens a second: texts must be long if somebody is to click while they are written."""
+    folder = add_tokenizer(tiny_model, tmp_path_factory.mktemp("served") / "tiny", 256)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONGEST}))
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +53,7 @@ def start(served_model: Path) -> Iterator[Callable[..., Serve]]:
     servers: list[Serve] = []
 
     def run(*flags: str, key: str | None = None) -> Serve:
-        common = ("--port", "0", "-t", "1", "--n-slots", "65536", "--max-model-len", "4096", "-np", "8")
+        common = ("--port", "0", "-t", "1", "--n-slots", "131072", "--max-model-len", str(LONGEST), "-np", "8")
         servers.append(Serve(str(served_model), *common, *flags, key=key))
         return servers[-1]
 

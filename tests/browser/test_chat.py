@@ -50,7 +50,7 @@ def fulfil(page: Page, body: str, path: str = CHAT, **answer: Any) -> None:
 
 
 def test_two_panes_stream_at_once_and_one_is_stopped(page: Page, serve: Serve) -> None:
-    asking_for(page, ignore_eos=True, max_tokens=4000)
+    asking_for(page, ignore_eos=True, max_tokens=15_000)
     send(page, "hello")
     answers = [pane(page, number).locator(".message.assistant") for number in (1, 2)]
     for answer in answers:
