@@ -72,7 +72,7 @@ def experts(x: Tensor, router: Linear, up: Linear, down: Linear, spec: ModelSpec
         shares = shares / shares.sum(-1, keepdim=True)
     ups, downs = up.weight.chunk(spec.n_experts), down.weight.chunk(spec.n_experts)
     out = torch.zeros_like(x)
-    for expert in chosen.unique().tolist():
+    for expert in torch.unique(chosen).tolist():
         rows, place = (chosen == expert).nonzero(as_tuple=True)
         own = mlp(x[rows], Linear(ups[expert]), Linear(downs[expert]), spec.activation, spec.gated)
         out[rows] += own * shares[rows, place, None].to(x.dtype)
