@@ -91,7 +91,8 @@ def matrix_bytes_per_token(path: Path, form: str) -> int:
 def operations_per_token(spec: ModelSpec) -> int:
     """Multiplications and additions of one token in the matrices of all layers and the head (attention not counted)."""
     qkv = spec.hidden_size * (spec.q_size + 2 * spec.n_kv_heads * spec.head_dim)
-    mlp = (3 if spec.gated else 2) * spec.hidden_size * spec.intermediate_size
+    mlp = (3 if spec.gated else 2) * spec.hidden_size * spec.intermediate_size * max(spec.n_chosen, 1)
+    mlp += spec.hidden_size * spec.n_experts
     layer = qkv + spec.q_size * spec.hidden_size + mlp
     return 2 * (spec.n_layers * layer + spec.vocab_size * spec.hidden_size)
 

@@ -73,6 +73,8 @@ def load_adapter(files: LoraFiles, names: Names, part: Part, max_rank: int) -> A
         raise CheckpointError(f"adapter_config.json: {text}")
     if files.rank > max_rank:
         raise UnsupportedModel(f"the adapter has rank {files.rank}, --max-lora-rank is {max_rank}")
+    if spec.n_experts:
+        raise UnsupportedModel("adapters of models with experts are not supported")
     targets = _targets(names, part)
     layers: list[dict[str, list[Gain]]] = [{} for _ in part.layers]
     plain = {module.removeprefix(names.prefix): module for module in files.modules}

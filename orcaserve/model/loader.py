@@ -188,11 +188,16 @@ class _Loader:
         qkv = matrix(names.qkv, (spec.q_size, spec.kv_size, spec.kv_size), (q, kv, kv), spec.hidden_size, spec.qkv_bias,
                      turned=heads)  # fmt: skip
         out = matrix((names.out,), (spec.hidden_size,), (everything,), spec.q_size, spec.out_bias, inputs=q)
-        n_wide = 2 if spec.gated else 1
-        up = matrix(names.up, (spec.intermediate_size,) * n_wide, (part.columns,) * n_wide, spec.hidden_size,
-                    spec.mlp_bias, gated=spec.gated)  # fmt: skip
-        down = matrix((names.down,), (spec.hidden_size,), (everything,), spec.intermediate_size, spec.mlp_bias,
-                      inputs=part.columns)  # fmt: skip
+        mlps = range(max(spec.n_experts, 1))
+        n_wide = len(mlps) * (2 if spec.gated else 1)
+        up = matrix([name.format(e=e) for e in mlps for name in names.up], (spec.intermediate_size,) * n_wide,
+                    (part.columns,) * n_wide, spec.hidden_size, spec.mlp_bias, gated=spec.gated)  # fmt: skip
+        downs = [names.down.format(e=e) for e in mlps]
+        down = matrix(downs, (spec.hidden_size,) * len(mlps), (everything,) * len(mlps), spec.intermediate_size,
+                      spec.mlp_bias, inputs=part.columns)  # fmt: skip
+        router = None
+        if spec.n_experts:
+            router = matrix((names.router,), (spec.n_experts,), (range(spec.n_experts),), spec.hidden_size, False)
         each = spec.qk_norm == "head"
         return Layer(
             norm(spec.pre_norm, names.attention_norm),
@@ -205,6 +210,7 @@ class _Loader:
             norm(spec.post_norm, names.post_mlp_norm),
             norm(spec.qk_norm is not None, names.q_norm, dim if each else spec.q_size),
             norm(spec.qk_norm is not None, names.k_norm, dim if each else spec.kv_size),
+            router,
         )
 
     def _norm(self, builder: WeightsBuilder[MatrixT, NormT, TableT], name: str, size: int | None = None) -> NormT:

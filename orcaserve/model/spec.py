@@ -75,6 +75,8 @@ class ModelSpec:
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of whatever is added to the residual stream,
     and of the logits (before their softcap).
     embedding_norm: the embedding is normed.
+    n_experts: MLPs of each layer, of intermediate_size columns each, of which a router chooses n_chosen for a token; 0:
+    one MLP, for all tokens. shares_of_chosen: the weights of those chosen sum to 1, rather than those of all.
     """
 
     vocab_size: int
@@ -113,6 +115,9 @@ class ModelSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     embedding_norm: bool = False
+    n_experts: int = 0
+    n_chosen: int = 0
+    shares_of_chosen: bool = True
 
     @property
     def q_size(self) -> int:
@@ -125,8 +130,8 @@ class ModelSpec:
     @property
     def layer_weights(self) -> int:
         """Of the matrices of one layer."""
-        mlp = (3 if self.gated else 2) * self.intermediate_size
-        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp)
+        mlp = (3 if self.gated else 2) * self.intermediate_size * max(self.n_experts, 1)
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp + self.n_experts)
 
     @property
     def head_weights(self) -> int:

@@ -19,7 +19,10 @@ TableT = TypeVar("TableT", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Layer(Generic[MatrixT, NormT]):
-    """One layer. up: with a gate two matrices in one, the gate's first. Norms that a family has not are None."""
+    """One layer. up: with a gate two matrices in one, the gate's first. Norms that a family has not are None.
+
+    router: of a layer of experts, a row for each; up and down are those of all experts then, one on top of the other.
+    """
 
     attention_norm: NormT | None
     qkv: MatrixT
@@ -31,6 +34,7 @@ class Layer(Generic[MatrixT, NormT]):
     post_mlp_norm: NormT | None = None
     q_norm: NormT | None = None
     k_norm: NormT | None = None
+    router: MatrixT | None = None
 
 
 @dataclass(frozen=True, slots=True)

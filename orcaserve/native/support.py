@@ -8,9 +8,11 @@ from orcaserve.model.spec import ModelSpec
 
 def lacking(spec: ModelSpec) -> list[str]:
     """In words, empty if they can run all of it."""
-    if spec.head_dim % 4:
-        return [f"heads of {spec.head_dim} dimensions, which are no multiple of 4"]
-    return []
+    options = {
+        f"heads of {spec.head_dim} dimensions, which are no multiple of 4": spec.head_dim % 4 != 0,
+        "experts": spec.n_experts > 0,
+    }
+    return [what for what, is_there in options.items() if is_there]
 
 
 def check_supported(spec: ModelSpec) -> None:

@@ -72,14 +72,13 @@ def file_sizes(path: Path, name: str, weight_bits: float = 16, kv_bits: float = 
 
 def spec_sizes(spec: ModelSpec, name: str, weight_bits: float = 16, kv_bits: float = 16) -> ModelSizes:
     hidden = spec.hidden_size
-    attention = hidden * (2 * spec.q_size + 2 * spec.kv_size)
     table = spec.vocab_size * hidden
     positions = spec.context_length * hidden if spec.rope is None else 0
     return ModelSizes(
         name=name,
         n_layers=spec.n_layers,
         hidden_size=hidden,
-        layer_parameters=attention + (3 if spec.gated else 2) * hidden * spec.intermediate_size,
+        layer_parameters=spec.layer_weights,
         head_parameters=table,
         embedding_parameters=(0 if spec.tied else table) + positions,
         query_width=spec.q_size,

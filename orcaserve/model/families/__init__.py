@@ -12,17 +12,18 @@ from orcaserve.model.families.gpt_neox import GPT_NEOX
 from orcaserve.model.families.gptj import GPTJ
 from orcaserve.model.families.granite import GRANITE
 from orcaserve.model.families.llama import LLAMA, MISTRAL, QWEN2
+from orcaserve.model.families.mixtral import MIXTRAL
 from orcaserve.model.families.mpt import MPT
 from orcaserve.model.families.olmo2 import OLMO2
 from orcaserve.model.families.opt import OPT
 from orcaserve.model.families.phi import PHI
 from orcaserve.model.families.phi3 import PHI3
-from orcaserve.model.families.qwen3 import QWEN3
+from orcaserve.model.families.qwen3 import QWEN3, QWEN3_MOE
 from orcaserve.model.families.smollm3 import SMOLLM3
 from orcaserve.model.families.stablelm import STABLELM
 
 FAMILIES: tuple[Family, ...] = (
-    LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, STABLELM,
+    LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA, GEMMA2, GEMMA3, PHI3, SMOLLM3, GRANITE, OLMO2, STABLELM,
     GPT2, OPT, GPT_NEOX, GPTJ, BLOOM, FALCON, MPT, PHI,
 )  # fmt: skip
 

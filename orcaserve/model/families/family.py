@@ -23,6 +23,7 @@ class Names:
     grouped: queries, keys and values are one matrix, in which every K/V head has its query heads, key and value.
     skipped_positions: rows of the positions' table before that of position 0.
     norm_offset: what is added to the stored weights of norms.
+    router: of the model's experts; `up` and `down` have {e} then, which is the expert's number.
     """
 
     embedding: str
@@ -48,6 +49,7 @@ class Names:
     grouped: bool = False
     skipped_positions: int = 0
     norm_offset: float = 0.0
+    router: str = ""
 
 
 @dataclass(frozen=True, slots=True)

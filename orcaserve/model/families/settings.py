@@ -30,11 +30,15 @@ class Settings:
         found = {key: self._values[name] for key, name in other_names.items() if name in self._values}
         return self.with_defaults(**found)
 
-    def size(self, key: str, default: int | None = None, least: int = 1) -> int:
+    def without(self, *keys: str) -> Settings:
+        """The same less these keys, which somebody else has read."""
+        return Settings({key: value for key, value in self._values.items() if key not in keys}, self._where)
+
+    def size(self, key: str, default: int | None = None, least: int = 1, most: int = MAX_SIZE) -> int:
         """A positive integer."""
         value = self._present(key, default)
-        if type(value) is not int or not least <= value <= MAX_SIZE:
-            raise CheckpointError(f"{self._where}: {key} must be an integer from {least} to {MAX_SIZE}")
+        if type(value) is not int or not least <= value <= most:
+            raise CheckpointError(f"{self._where}: {key} must be an integer from {least} to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:

@@ -28,7 +28,7 @@ from orcaserve.model.part import Part
 from orcaserve.model.reference.adapters import Adapters, Made
 from orcaserve.model.reference.attention import Attention
 from orcaserve.model.reference.kv_region import KVRegion
-from orcaserve.model.reference.layers import Embedding, Linear, Norm, mlp, rotate
+from orcaserve.model.reference.layers import Embedding, Linear, Norm, experts, mlp, rotate
 from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ModelSpec
 from orcaserve.model.weights import Layer, PartWeights, Weights
@@ -105,10 +105,16 @@ class Transformer:
             self.n_steps += 1
             if not spec.shared_norm:
                 normed = _norm(layer.mlp_norm, x if spec.parallel else added)
-            widened = self._sum(mlp(normed, layer.up, layer.down, spec.activation, spec.gated))
+            widened = self._sum(self._mlp(layer, normed))
             x = added + spec.residual_scale * _norm(layer.post_mlp_norm, widened)
             self.n_steps += 1
         return x
+
+    def _mlp(self, layer: Layer[Linear, Norm], x: Tensor) -> Tensor:
+        spec = self.spec
+        if layer.router is None:
+            return mlp(x, layer.up, layer.down, spec.activation, spec.gated)
+        return experts(x, layer.router, layer.up, layer.down, spec)
 
     @torch.inference_mode()
     def head(self, states: Tensor, rows: Int32s) -> Tensor:
