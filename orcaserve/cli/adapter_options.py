@@ -6,7 +6,6 @@ import argparse
 import os
 from pathlib import Path
 
-from orcaserve.checkpoint.lora import LoraFiles, digest
 from orcaserve.config import AdaptersConfig
 from orcaserve.core.adapter import AdapterSource
 from orcaserve.core.errors import ConfigError, ModelError
@@ -59,6 +58,8 @@ def adapters_config(args: argparse.Namespace, model: str) -> AdaptersConfig:
             raise ConfigError("--lora-modules", f"{name} is given twice")
         if name == model:
             raise ConfigError("--lora-modules", f"{name} is the model's own name")
+        from orcaserve.checkpoint.lora import LoraFiles, digest  # late: with it comes numpy
+
         path = Path(os.path.abspath(folder))
         try:
             LoraFiles(path).close()

@@ -42,11 +42,13 @@ class Named:
 
 
 class Adapters:
-    """By name. Read from any thread, changed on the event loop."""
+    """By name. Read from any thread, changed on the event loop.
+
+    model: the name of the base model.
+    """
 
     def __init__(self, model: str, config: AdaptersConfig, engines: Engines) -> None:
-        """model: the name of the base model."""
-        self._model, self._config, self._engines = model, config, engines
+        self.model, self._config, self._engines = model, config, engines
         now = int(time.time())
         self._named = {adapter.name: Named(adapter, now) for adapter in config.modules}
         self._numbers = count(1 + max((adapter.number for adapter in config.modules), default=0))
@@ -58,8 +60,8 @@ class Adapters:
     def served(self, body: Mapping[str, Any]) -> Served:
         """What `model` names. Raises InvalidRequest (404) if that is nothing."""
         name = body.get("model")
-        if name == self._model:
-            return Served(self._model)
+        if name == self.model:
+            return Served(self.model)
         named = self._named.get(name) if isinstance(name, str) else None
         if named is None:
             raise _unknown("model")
@@ -78,7 +80,7 @@ class Adapters:
         self._check_updating()
         if not is_adapter_name(name):
             raise InvalidRequest("lora_name", ADAPTER_NAMES)
-        if name == self._model or name in self._named or name in self._loading:
+        if name == self.model or name in self._named or name in self._loading:
             raise InvalidRequest("lora_name", "a model of this name is loaded already", code="already_loaded")
         if self._engines.n_adapters + len(self._loading) >= self._config.max_loras:
             message = f"--max-loras {self._config.max_loras} adapters are loaded: unload one first"

@@ -143,7 +143,7 @@ def test_head_is_get_without_a_body(server: Any, path: str) -> None:
 )
 def test_odd_names_of_models(other_server: Any, name: str) -> None:
     server = other_server()
-    server.service.name = name
+    server.service.name = server.service.adapters.model = name
     for written in {quote(name, safe=""), quote(name, safe=":" if name == "a/ready" else "/:")}:
         if ".." not in written:  # clients and proxies take these for the folder above
             answer = server.http.get(f"/v1/models/{written}")
