@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
 from orcaserve.checkpoint.converted import is_converted
 from orcaserve.config import EngineConfig
-from orcaserve.core import ConfigError, Logprobs, SamplingParams
+from orcaserve.core import ConfigError, Logprobs, SamplingParams, UnsupportedModel
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
 from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
@@ -21,6 +22,7 @@ from orcaserve.model.spec import ModelSpec
 from orcaserve.worker.scoring import NOTHING, Wanted
 
 _log = logging.getLogger(__name__)
+FLOATS_ONLY = ("auto", "none")  # values of --quantization that need no kernels
 
 Outcome = tuple[Sequence[int], dict[int, str], Mapping[int, Logprobs]]
 """Of an iteration: a token per request, request id -> why it cannot go on, request id -> what was wanted."""
@@ -108,9 +110,18 @@ def settle_device(config: EngineConfig) -> EngineConfig:
     missing = ["an encoder"] if is_encoder_decoder(config.model.path) else _lacking(config.model.path)
     if not missing:
         return config
-    if config.deterministic:
-        raise ConfigError("--deterministic", f"needs the CPU's kernels, which cannot run this model: {missing[0]}")
-    _log.warning("running the model in PyTorch, slowly: the CPU's kernels lack %s", ", ".join(missing))
+    lack = f"the CPU's kernels lack {', '.join(missing)}"
+    for flag, needs_kernels in (
+        ("--deterministic", config.deterministic),
+        ("--quantization", config.model.quantization not in FLOATS_ONLY),
+        ("--kv-cache-dtype", config.kv.dtype == "int8"),
+    ):
+        if needs_kernels:
+            raise ConfigError(flag, f"this model runs in PyTorch, which cannot do it: {lack}")
+    if find_spec("torch") is None:
+        text = f"{config.model.path.name} runs in PyTorch, which is not here ({lack}): pip install 'orcaserve[torch]'"
+        raise UnsupportedModel(text)
+    _log.warning("running the model in PyTorch, slowly: %s", lack)
     return replace(config, model=replace(config.model, device="reference"))
 
 
@@ -144,7 +155,7 @@ def load_backend(config: EngineConfig, n_threads: int) -> Backend:
 
 def check_floats(config: EngineConfig) -> None:
     """Raises ConfigError for settings that only the CPU's kernels know."""
-    if config.model.quantization not in ("auto", "none"):
+    if config.model.quantization not in FLOATS_ONLY:
         raise ConfigError("--quantization", f"{config.model.quantization} weights need the CPU's kernels: --device cpu")
     if config.kv.dtype == "int8":
         raise ConfigError("--kv-cache-dtype", "int8 keys and values need the CPU's kernels: --device cpu")

@@ -10,35 +10,18 @@ import torch
 from orcaserve.config import EngineConfig
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
-from orcaserve.model.reference.encoder_decoder import load_encoder_decoder
-from orcaserve.model.reference.kv_region import STORAGE, KVRegion
-from orcaserve.model.reference.sampler import Sampler
+from orcaserve.model.reference.encoder_decoder import EncoderDecoder, load_encoder_decoder
 from orcaserve.worker.backend import Outcome
-from orcaserve.worker.devices import torch_device
-from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
-from orcaserve.worker.reference_backend import chosen
+from orcaserve.worker.reference_backend import PyTorchBackend
 from orcaserve.worker.scoring import NOTHING, Wanted, choose
 
 
-class EncoderDecoderBackend:
-    """A Backend. `auto` takes float32 for weights and K/V."""
+class EncoderDecoderBackend(PyTorchBackend[EncoderDecoder]):
+    """A Backend: a model with two stacks."""
 
     def __init__(self, config: EngineConfig, n_threads: int) -> None:
-        device = torch_device(config.model.device)
-        torch.set_num_threads(n_threads)
-        self._model = load_encoder_decoder(config.model.path, chosen(config.model.dtype), device)
-        self._kv_dtype = chosen(config.kv.dtype)
-        self._page_size = config.kv.page_size
+        super().__init__(config, n_threads, load_encoder_decoder)
         self.spec = self._model.spec
-        self.sampler = ConstrainedSampler(Sampler(), vocabulary_of(config.model.path, self.spec))
-        self.slot_bytes = 2 * self.spec.n_layers * self.spec.kv_size * STORAGE[self._kv_dtype].itemsize
-
-    @property
-    def progress(self) -> int:
-        return self._model.n_steps
-
-    def allocate(self, n_pages: int) -> None:
-        self._kv = KVRegion(self.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
 
     @property
     def part(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -12,34 +13,46 @@ from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
 from orcaserve.model.reference.builder import DTYPES, load_reference
+from orcaserve.model.reference.encoder_decoder import EncoderDecoder
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
+from orcaserve.model.reference.transformer import Transformer
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.devices import torch_device
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.pooling import fill
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
 
+ModelT = TypeVar("ModelT", Transformer, EncoderDecoder)
 
-class ReferenceBackend:
-    """A Backend. `auto` takes float32 for weights and K/V."""
 
-    def __init__(self, config: EngineConfig, n_threads: int) -> None:
+class PyTorchBackend(Generic[ModelT]):
+    """What backends with a whole model in PyTorch share. `auto` takes float32 for weights and K/V."""
+
+    def __init__(self, config: EngineConfig, n_threads: int, load: Callable[[Path, str, torch.device], ModelT]) -> None:
         device = torch_device(config.model.device)
         torch.set_num_threads(n_threads)
-        self._model = load_reference(config.model.path, chosen(config.model.dtype), device)
+        self._model: ModelT = load(config.model.path, chosen(config.model.dtype), device)
         self._kv_dtype = chosen(config.kv.dtype)
         self._page_size = config.kv.page_size
-        self.spec = self._model.spec
-        self.sampler = ConstrainedSampler(Sampler(), vocabulary_of(config.model.path, self.spec))
-        self.slot_bytes = 2 * self.spec.n_layers * self.spec.kv_size * STORAGE[self._kv_dtype].itemsize
+        spec = self._model.spec
+        self.sampler = ConstrainedSampler(Sampler(), vocabulary_of(config.model.path, spec))
+        self.slot_bytes: int = 2 * spec.n_layers * spec.kv_size * STORAGE[self._kv_dtype].itemsize
 
     @property
     def progress(self) -> int:
         return self._model.n_steps
 
     def allocate(self, n_pages: int) -> None:
-        self._kv = KVRegion(self.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
+        self._kv = KVRegion(self._model.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
+
+
+class ReferenceBackend(PyTorchBackend[Transformer]):
+    """A Backend: a model that is a decoder."""
+
+    def __init__(self, config: EngineConfig, n_threads: int) -> None:
+        super().__init__(config, n_threads, load_reference)
+        self.spec = self._model.spec
 
     @property
     def part(self) -> Part:

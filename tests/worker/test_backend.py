@@ -83,7 +83,9 @@ def test_pages_that_the_kernels_cannot_read(tiny_model: Path) -> None:
         load_backend(config(tiny_model, page_size=8), 1)
 
 
-def test_heads_that_the_kernels_cannot_read(tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_heads_that_the_kernels_cannot_read(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two heads of 6 instead of four of 8."""
     settings = json.loads((tiny_model / "config.json").read_text())
     settings |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 6}
@@ -101,8 +103,16 @@ def test_heads_that_the_kernels_cannot_read(tiny_model: Path, tmp_path: Path, ca
     assert settled == config(tmp_path, device="reference") and "heads of 6 dimensions" in caplog.text
     assert isinstance(load_backend(settled, 1), ReferenceBackend)
     assert settle_device(config(tiny_model)) == config(tiny_model)
-    with pytest.raises(ConfigError, match=r"--deterministic.*heads of 6"):
-        settle_device(replace(config(tmp_path), deterministic=True))
+    for flag, wants in (
+        ("--deterministic", replace(config(tmp_path), deterministic=True)),
+        ("--quantization", config(tmp_path, quantization="int8")),
+        ("--kv-cache-dtype", config(tmp_path, kv="int8")),
+    ):
+        with pytest.raises(ConfigError, match=f"{flag}: this model runs in PyTorch.*lack heads of 6"):
+            settle_device(wants)
+    monkeypatch.setattr("orcaserve.worker.backend.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedModel, match=r"runs in PyTorch, which is not here \(.*heads of 6.*pip install"):
+        settle_device(config(tmp_path))
 
 
 @pytest.fixture

@@ -39,4 +39,5 @@ def family_of(model_type: object, file_format: str = "safetensors") -> Family:
             return family
         known += types
     where = " in GGUF" if file_format == "gguf" else ""
-    raise UnsupportedModel(f"models of type {model_type!r} are not supported{where}; {', '.join(known)} are")
+    text = f"models of type {model_type!r} are not supported{where}; {', '.join(known)} are"
+    raise UnsupportedModel(f"{text} (`orcaserve models list --supported`)")

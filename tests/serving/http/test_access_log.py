@@ -137,6 +137,7 @@ def test_nobody_asked(other_server: Any, lines: Kept) -> None:
     assert not lines.records
     logging.getLogger("orcaserve.requests").setLevel(logging.DEBUG)
     server.complete(max_tokens=1)
+    server.wait_until(lambda: len(lines.records) == 1)  # an answer is with its client before it is told of
     server.http.get("/health")
     server.wait_until(lambda: len(lines.records) == 2)
     assert [line["route"] for line in lines.told] == ["/v1/completions", "/health"]
