@@ -5,6 +5,9 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "adapted.h"
+#include "toy_adapter.h"
+
 namespace orcaserve::check {
 namespace {
 
@@ -189,9 +192,16 @@ Doubles multiply(const Dense& w, const Doubles& x, Doubles& squares) {
   return w(x);
 }
 
+// The same of a layer's Linear, with what an adapter adds.
+Doubles multiply(const Dense& w, const Matrix& m, const AdaptedLinear* adapter, bool interleaved, const Doubles& x,
+                 Doubles& squares) {
+  const Doubles y = multiply(w, x, squares);
+  return adapter ? sum(y, adapted(*adapter, m, interleaved, x)) : y;
+}
+
 }  // namespace
 
-Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set) const {
+Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set, const ToyAdapter* adapter) const {
   const int dim = model_.head_dim, q = model_.n_heads * dim, kv = model_.n_kv_heads * dim;
   request.keys.resize(layers_.size());
   request.values.resize(layers_.size());
@@ -206,8 +216,9 @@ Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set
     const DenseLayer& layer = layers_[i];
     Doubles* squares = &request.squares[4 * i];
     const Layer& l = *layer.layer;
+    const AdaptedLayer* own = adapter ? &adapter->layer(i) : nullptr;
     const Doubles input = x;
-    Doubles qkv = multiply(layer.qkv, norm(l.attention_norm, x), squares[0]);
+    Doubles qkv = multiply(layer.qkv, l.qkv, own ? &own->qkv : nullptr, false, norm(l.attention_norm, x), squares[0]);
     if (l.q_norm.weight) {
       norm_heads(l.q_norm, qkv.data(), model_.n_heads);
       norm_heads(l.k_norm, qkv.data() + q, model_.n_kv_heads);
@@ -223,14 +234,17 @@ Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set
     if (storage_ == Storage::kInt8) turn_heads(key);
     request.keys[i].push_back(stored(key));
     request.values[i].push_back(stored(Doubles(values, qkv.end())));
-    const Doubles attended = multiply(layer.out, attend(qkv, request.keys[i], request.values[i], l.window), squares[1]);
+    const Doubles heads = attend(qkv, request.keys[i], request.values[i], l.window);
+    const Doubles attended = multiply(layer.out, l.out, own ? &own->out : nullptr, false, heads, squares[1]);
     x = sum(x, norm(l.post_attention_norm, attended), residual_scale);
-    Doubles wide = multiply(layer.up, norm(l.mlp_norm, model_.parallel ? input : x), squares[2]);
+    Doubles wide = multiply(layer.up, l.up, own ? &own->up : nullptr, model_.gated,
+                            norm(l.mlp_norm, model_.parallel ? input : x), squares[2]);
     const auto width = static_cast<size_t>(model_.intermediate);
     for (size_t j = 0; j < width; ++j)
       wide[j] = activate(model_.activation, wide[j]) * (model_.gated ? wide[width + j] : 1.0);
     wide.resize(width);
-    x = sum(x, norm(l.post_mlp_norm, multiply(layer.down, wide, squares[3])), residual_scale);
+    const Doubles narrow = multiply(layer.down, l.down, own ? &own->down : nullptr, false, wide, squares[3]);
+    x = sum(x, norm(l.post_mlp_norm, narrow), residual_scale);
   }
   x = norm(model_.norm_out, x);
   Doubles logits = multiply(head_, x, request.squares.back());

@@ -45,12 +45,14 @@ struct Remembered {
 // Of each rope of a model, two sets of frequencies: [2][dim / 2].
 using Turns = Array<float>[kRopes];
 
+class ToyAdapter;
+
 class Oracle {
  public:
   Oracle(const Model& model, Storage storage);
 
-  // The next token of a request, which takes this set of `turns`; returns its logits.
-  Doubles step(Remembered& request, int token, const Turns& turns, int set) const;
+  // The next token of a request, which takes this set of `turns`, and has an adapter, or none; returns its logits.
+  Doubles step(Remembered& request, int token, const Turns& turns, int set, const ToyAdapter* adapter = nullptr) const;
 
  private:
   struct DenseLayer {
