@@ -145,8 +145,8 @@ class LLM:
     deterministic: refuse what could make a request's numbers depend on what runs beside it (docs/determinism.md).
     enable_prefix_caching: prompts share keys and values of equal beginnings, of earlier calls too
     (docs/prefix_reuse.md); None: if the policy is iteration-level.
-    lora_modules: adapters by name, each a folder as PEFT saves it, which `lora_request` names (docs/lora.md); max_loras:
-    most of them; max_lora_rank: the largest rank that one may have.
+    lora_modules: adapters by name, each a folder as PEFT saves it, which `lora_request` names (docs/lora.md).
+    max_loras: most of them; max_lora_rank: the largest rank that one may have.
     Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
     """
 
@@ -224,7 +224,7 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        lora_request: str | None | Sequence[str | None] = None,
+        lora_request: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[Generation]:
         """Continue all prompts, many at a time; results come in the order of the prompts.

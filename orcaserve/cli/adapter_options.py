@@ -8,7 +8,6 @@ from orcaserve.config import AdaptersConfig
 from orcaserve.core.adapter import AdapterSource
 from orcaserve.core.errors import ConfigError
 
-
 UPDATING = "enable_runtime_lora_updating"
 
 

@@ -14,7 +14,9 @@ from orcaserve.native.packing import PANEL, ExactInputs, Floats, Format, PackedM
 RANDOM = np.random.default_rng(0)
 
 
-def matrix(n_out: int, n_in: int, format: Format, exact: tuple[int, ...] = (), interleaved: bool = False) -> PackedMatrix:
+def matrix(
+    n_out: int, n_in: int, format: Format, exact: tuple[int, ...] = (), interleaved: bool = False
+) -> PackedMatrix:
     parts = [RANDOM.standard_normal((n_out // (1 + interleaved), n_in), np.float32)] * (1 + interleaved)
     packed = pack(parts, format, interleaved=interleaved, team=Team(1))
     if not exact:
