@@ -237,6 +237,8 @@ def save_any_gguf(
             weight = _interleave(weight, heads if "q_proj" in name else kv_heads)
         name = name.removeprefix("transformer.") if architecture == "bloom" else name
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("experts.gate_up_proj.weight"):  # the library has no such name of transformers
+            stored = f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight"
         assert stored is not None, name
         if weight.ndim == 3 and experts != "F32":
             number = gguf.GGMLQuantizationType[experts]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
-from family_cases import make
 
 from orcaserve.evaluation.sizes import (
     matrix_bytes_per_token,
@@ -15,6 +15,9 @@ from orcaserve.evaluation.sizes import (
     stored_bytes,
     weight_bytes,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from family_cases import make
 
 # tiny_model: vocabulary 256, hidden 32, 2 layers, 4 heads and 2 K/V heads of 8, MLP of 64; embedding and head apart.
 TABLE = 256 * 32

@@ -51,21 +51,22 @@ def dequantised(path: Path, native: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize(("quantization", "format"), [("int8", Format.INT8), ("int4", Format.INT4)])
+@pytest.mark.parametrize(("quantization", "near"), [("int8", 0.05), ("int4", 0.1)])
 def test_integers_are_near_what_their_weights_stand_for(
-    quantization: str, format: Format, mixture: Path, native_model: Any, reference: Any, runner: Any
+    quantization: str, near: float, mixture: Path, native_model: Any, reference: Any, runner: Any
 ) -> None:
     """What is left is the rounding of activations, which now and then takes a row to another expert."""
     native = native_model(mixture, quantization=quantization, kv="float32")
     experts = [matrix for layer in native.model.weights.layers for e in layer.experts for matrix in (e.up, e.down)]
-    assert experts and {matrix.format for matrix in experts} <= {format, Format.INT8}
+    formats = {matrix.format for matrix in experts}
+    assert Format[quantization.upper()] in formats and formats <= {Format.INT8, Format.INT4}  # 80 inputs are no blocks
     assert {layer.router.format for layer in native.model.weights.layers if layer.router} == {Format.FLOAT32}
     exact = reference(mixture)
     exact.model = dequantised(mixture, native)
     ours, theirs = runner(native).logits(TEXT[:60]), runner(exact).logits(TEXT[:60])
     errors = ((ours - theirs).square().mean(1) / theirs.square().mean(1)).sqrt()
-    assert errors.median() < 0.05, errors
-    assert errors.quantile(0.9) < 0.3, errors
+    assert errors.median() < near, errors
+    assert errors.quantile(0.75) < 3 * near, errors
 
 
 def test_stages_and_shards_of_a_mixture(mixture: Path) -> None:
@@ -114,7 +115,7 @@ def rough() -> Any:
     return make("mixtral", num_hidden_layers=2)
 
 
-KEYS = {"attention__sliding_window": 37, "expert_count": 5, "expert_used_count": 2}
+KEYS = {"attention__sliding_window": 37, "expert_count": 5, "expert_used_count": 2, "rope__freq_base": 1e6}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from family_cases import make
 
 from orcaserve.checkpoint.converted import WEIGHTS
 from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig
@@ -31,6 +31,9 @@ from orcaserve.native.precision import choose_precision
 from orcaserve.worker.part_weights import begin_loading
 from orcaserve.worker.plan import Plan
 from orcaserve.worker.watching import runs_of_layers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from family_cases import make
 
 CUTS = [(1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 3)]
 
