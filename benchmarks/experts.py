@@ -4,7 +4,7 @@ A random model of Mixtral's shape with 0.8 billion parameters, of which a token 
 Each row is the median of runs in processes of their own, decoding alone. What an iteration reads is counted by weights:
 attention, head, and the experts that its rows are expected to choose if each is as likely as the others.
 
-    python benchmarks/experts.py [--batch 1 8 32] [--prompt 16] [--gen 24] [--rounds 2] [--without-pytorch] [--out FILE]
+    python benchmarks/experts.py [--batch 1 8 32] [--prompt 8] [--gen 16] [--rounds 1] [--without-pytorch] [--out FILE]
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from orcaserve.evaluation.sizes import BYTES, operations_per_token
 from orcaserve.model.loader import ModelFiles
 
 DECODE = FIGURES[1]
-KERNELS = {"int8": "int8", "int4": "int8"}
-PYTORCH = {"bfloat16": "bfloat16", "float32": "float32"}
+KERNELS = {"int8": "int8"}
+PYTORCH = {"bfloat16": "bfloat16"}
 COLUMNS = ("engine, weights", "batch", "tokens/s", "ms an iteration", "MB of weights read", "of the bandwidth",
            "of the arithmetic")  # fmt: skip
 
@@ -70,9 +70,9 @@ def main() -> int:
         description="Decoding of a mixture of experts: the kernels, PyTorch, and the limits."
     )
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8, 32], metavar="N", help="requests at once")
-    parser.add_argument("--prompt", type=int, default=16, metavar="N", help="prompt tokens")
-    parser.add_argument("--gen", type=int, default=24, metavar="N", help="tokens after the first one")
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prompt", type=int, default=8, metavar="N", help="prompt tokens")
+    parser.add_argument("--gen", type=int, default=16, metavar="N", help="tokens after the first one")
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--without-pytorch", action="store_true")
     parser.add_argument("--out", metavar="FILE", help="write the table there too")
     args = parser.parse_args()

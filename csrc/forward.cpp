@@ -538,10 +538,10 @@ class Pass {
 
   // Adds a row of `sums`, which is whole, to the hidden states.
   void add_sum(const NormWeights& norm, int first, int row) {
-    float* to = x(first + row);
-    if (norm.weight) normalise(m_.norm, m_.norm_eps, norm, sum(row), hidden_, sum(row));
-    if (m_.residual_scale != 1.0f) return add_scaled(sum(row), hidden_, m_.residual_scale, to);
-    for (int i = 0; i < hidden_; ++i) to[i] += sum(row)[i];
+    float *to = x(first + row), *own = sum(row);
+    if (norm.weight) normalise(m_.norm, m_.norm_eps, norm, own, hidden_, own);
+    if (m_.residual_scale != 1.0f) return add_scaled(own, hidden_, m_.residual_scale, to);
+    for (int i = 0; i < hidden_; ++i) to[i] += own[i];
   }
 
   // The MLP of a layer of experts: the rows of all requests that chose an expert go through it together.
