@@ -115,13 +115,13 @@ def split_stacks(spec: EncoderDecoderSpec, parallel: ParallelConfig) -> list[ran
     """
     n_encoder, n_decoder = spec.encoder.n_layers, spec.decoder.n_layers
     n_stages, split = parallel.pipeline_parallel_size, parallel.layer_split
-    has = f"the model has {n_encoder} in its encoder and {n_decoder} in its decoder"
+    has = f"the model has {n_encoder} layers in its encoder and {n_decoder} in its decoder"
     if split is not None:
         if sum(split) != n_encoder + n_decoder:
-            raise ConfigError("--layer-split", f"adds up to {sum(split)} layers, and {has}")
+            raise ConfigError("--layer-split", f"adds up to {sum(split)}, and {has}")
         return _as_asked_for(split)
     if n_stages > n_encoder + n_decoder:
-        raise ConfigError("--pipeline-parallel-size", f"must be at most {n_encoder + n_decoder} layers: {has}")
+        raise ConfigError("--pipeline-parallel-size", f"must be at most {n_encoder + n_decoder}: {has}")
     n_more = max(n_stages - n_decoder, 0)
     first, *others = _evenly(n_decoder, n_stages - n_more, spec.head_weights / spec.layer_weights)
     front = [share(n_encoder + first.stop, stage, n_more + 1) for stage in range(n_more + 1)]

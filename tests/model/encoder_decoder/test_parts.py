@@ -157,7 +157,7 @@ stacks = st.builds(StackSpec, st.integers(1, 30), st.integers(1, 12), st.integer
 def test_every_layer_has_one_stage(encoder: StackSpec, decoder: StackSpec, n_stages: int, vocabulary: int) -> None:
     spec = sizes(encoder, decoder, vocabulary)
     if n_stages > spec.n_stacked:
-        with pytest.raises(ConfigError, match=f"^--pipeline-parallel-size: must be at most {spec.n_stacked} layers: "):
+        with pytest.raises(ConfigError, match=f"^--pipeline-parallel-size: must be at most {spec.n_stacked}: "):
             split_stacks(spec, ParallelConfig(n_stages))
         return
     parts = [EncoderDecoderPart(spec, layers) for layers in split_stacks(spec, ParallelConfig(n_stages))]
@@ -195,7 +195,7 @@ def test_layers_as_asked_for() -> None:
     spec = sizes(StackSpec(4, 4, 8, 64), StackSpec(3, 4, 8, 64))
     assert split_stacks(spec, ParallelConfig(2, layer_split=(4, 3))) == [range(4), range(4, 7)]
     assert split_stacks(spec, ParallelConfig(3, layer_split=(2, 3, 2))) == [range(2), range(2, 5), range(5, 7)]
-    with pytest.raises(ConfigError, match=r"^--layer-split: adds up to 3 layers, .* 4 in its encoder and 3 in its dec"):
+    with pytest.raises(ConfigError, match=r"^--layer-split: adds up to 3, .* 4 layers in its encoder and 3 in its dec"):
         split_stacks(spec, ParallelConfig(2, layer_split=(2, 1)))
     for layers, shard in ((range(8), 0), (range(0), 0), (range(2), 1)):
         with pytest.raises(ConfigError):
