@@ -61,21 +61,22 @@ def test_completions_of_a_source_text(serve: Serve, made: tuple[Any, Path]) -> N
         assert by_ids == choice["text"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "field", "words"),
-    [
-        ("/v1/completions", {"prompt": "a", "echo": True}, "echo", "nothing to echo"),
-        ("/v1/completions", {"prompt": [5] * 600}, "prompt", "600 prompt tokens, but the encoder reads 512 at most"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 600}, "max_tokens", "the decoder gives 512 at most"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages", "no chat template"),
-        ("/v1/embeddings", {"input": "a"}, "model", "makes no embeddings"),
-    ],
-    ids=["echo", "prompt", "max_tokens", "chat", "embeddings"],
-)
-def test_refusals_name_the_field(serve: Serve, path: str, body: dict[str, Any], field: str, words: str) -> None:
-    answer = serve.post(path, **body)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == field and words in error["message"]
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("completions", {"prompt": "a", "echo": True}, "echo", "nothing to echo"),
+    ("completions", {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ("completions", {"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
+    ("completions", {"prompt": [5] * 600}, "prompt", "600 prompt tokens, but the encoder reads 512 at most"),
+    ("completions", {"prompt": "a", "max_tokens": 600}, "max_tokens", "the decoder gives 512 at most"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages", "no chat template"),
+    ("embeddings", {"input": "a"}, "model", "makes no embeddings"),
+]
+
+
+def test_refusals_name_the_field(serve: Serve) -> None:
+    for path, body, field, words in REFUSED:
+        answer = serve.post(f"/v1/{path}", **body)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == field and words in error["message"], error
 
 
 def disturb(serve: Serve, within: Within, victim: Callable[[], int], n: int) -> None:
