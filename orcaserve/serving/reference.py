@@ -65,6 +65,10 @@ def blocks(api: Mapping[str, Any]) -> Iterator[Block]:
         "Serving's."
     )
     yield Table(("status", "when"), list(api["x-errors"].items()))
+    yield Table(
+        ("code", "status", "when"),
+        [(f"`{row['code']}`", ", ".join(map(str, row["status"])), row["when"]) for row in api["x-error-codes"]],
+    )
     yield Heading(2, "Limits")
     yield Table(
         ("what", "limit", "past it"), [(limit["what"], limit["limit"], limit["past"]) for limit in api["x-limits"]]
@@ -108,7 +112,7 @@ def _rows(prefix: str, schema: Schema) -> Iterator[tuple[str, ...]]:
     """A row for each field, and below it those of the objects in it."""
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
-        bare = _not_null(field)
+        bare = field if name in required else _not_null(field)
         text = field.get("description", "")
         mark = " *" if name in required else ""
         yield (f"`{prefix}{name}`{mark}", in_words(bare), text)

@@ -17,7 +17,7 @@ from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange, encode_json
 from orcaserve.serving.json_body import parse_object
 from orcaserve.serving.protocols.tensors import DATATYPES, Tensor, read_tensors, write_bytes
-from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete, of_model
+from orcaserve.serving.protocols.translated import BUSY, ELSEWHERE, VERSION, check_name, complete, of_model
 from orcaserve.serving.protocols.triton import in_our_words
 from orcaserve.serving.reads import live, ready
 from orcaserve.serving.route import Operation, Route
@@ -182,17 +182,24 @@ _INPUT = {
     "type": "object",
     "required": ["name", "datatype", "shape"],
     "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string", "enum": list(DATATYPES)},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "data": {"type": "array", "items": {}},
-        "parameters": _TENSOR_PARAMETERS,
+        "name": {"type": "string", "description": f"{INPUT}, or a field of POST /v1/completions."},
+        "datatype": {"type": "string", "enum": list(DATATYPES), "description": "Of the elements; texts are BYTES."},
+        "shape": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "description": "The tensor's dimensions: their product is the number of elements.",
+        },
+        "data": {"type": "array", "items": {}, "description": "The elements, flat or nested; unless they are bytes."},
+        "parameters": {**_TENSOR_PARAMETERS, "description": "binary_data_size: bytes of the elements behind the JSON."},
     },
 }
 _OUTPUT = {
     "type": "object",
     "required": ["name"],
-    "properties": {"name": {"type": "string"}, "parameters": _TENSOR_PARAMETERS},
+    "properties": {
+        "name": {"type": "string", "description": f"{OUTPUT}, the only one."},
+        "parameters": {**_TENSOR_PARAMETERS, "description": "binary_data: true for bytes in place of JSON."},
+    },
 }
 INFER: dict[str, Field] = {
     "id": Field({"type": "string"}, "A name for this request, which the answer repeats."),
@@ -202,8 +209,11 @@ INFER: dict[str, Field] = {
         "as JSON, or binary_data_size in `parameters` and the bytes behind the JSON, whose size the header "
         "Inference-Header-Content-Length then says.",
     ),
-    "outputs": Field({"type": "array", "items": _OUTPUT}, f"{OUTPUT}, with binary_data in its `parameters` as bytes."),
-    "parameters": Field({"type": "object"}, "Fields of POST /v1/completions; binary_data_output: the output as bytes."),
+    "outputs": Field({"type": "array", "items": _OUTPUT}, f"What to answer with: {OUTPUT}, as unless given."),
+    "parameters": Field(
+        {"type": "object"},
+        f"Fields of POST /v1/completions {ELSEWHERE}; binary_data_output: the output as bytes.",
+    ),
 }
 _TEXT = {"type": "string"}
 _TENSORS = {"type": "array", "items": {"type": "object"}}

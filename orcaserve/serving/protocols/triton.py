@@ -14,7 +14,7 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import Field
 from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete
+from orcaserve.serving.protocols.translated import BUSY, ELSEWHERE, VERSION, check_name, complete
 from orcaserve.serving.route import Operation, Route
 from orcaserve.serving.service import Service
 from orcaserve.serving.terms import HEADERS
@@ -26,8 +26,8 @@ GENERATE: dict[str, Field] = {
     "id": Field({"type": "string"}, "A name for this request, which the answer repeats."),
     "parameters": Field(
         {"type": "object", "additionalProperties": True},
-        "Fields of POST /v1/completions, such as max_tokens and temperature; also stop_words for stop, random_seed for "
-        "seed, and exclude_input_in_output (false repeats the prompt). They may stand beside text_input as well.",
+        f"Fields of POST /v1/completions {ELSEWHERE}; also stop_words for stop, random_seed for seed, and "
+        "exclude_input_in_output (false repeats the prompt). They may stand beside text_input as well.",
     ),
 }
 
