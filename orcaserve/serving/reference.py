@@ -98,6 +98,8 @@ def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str
     for content in answers.values():
         if content["schema"].get("description"):
             yield Paragraph(content["schema"]["description"])
+        if "properties" in content["schema"]:
+            yield _fields(content["schema"], "in the answer")
     errors = ", ".join(code for code in said["responses"] if code != "200")
     key = " Needs no API key." if said.get("security") == [] else ""
     yield Paragraph(f"Errors: {errors}.{key}")

@@ -18,16 +18,18 @@ from orcaserve.serving.schema_parts import (
     word,
 )
 
-CREATED = time("When the request was answered")
+CREATED = time("When the server began to answer")
 MODEL = text("What the request named: the model, or an adapter.")
 IDS = "With return_token_ids: all tokens that were generated, shown or not."
 PROMPT_IDS = "With return_token_ids: the prompt's tokens."
-REASON = word(
+REASON = (
     "stop: at the model's own end, a stop string or token, or the end of a grammar; length: at max_tokens, or the "
-    "context is full; tool_calls: the answer calls tools; abort: the request was cancelled.",
-    "stop", "length", "tool_calls", "abort",
-)  # fmt: skip
-BYTES = many({"type": "integer", "minimum": 0, "maximum": 255}, "The token's bytes; several tokens may share a letter.")
+    "context is full; abort: the request was cancelled"
+)
+BYTES = many(
+    {"type": "integer", "minimum": 0, "maximum": 255},
+    "The token's bytes; those of a character may be of several tokens.",
+)
 
 
 def text_schemas() -> dict[str, Schema]:
@@ -36,10 +38,18 @@ def text_schemas() -> dict[str, Schema]:
             "text_completion",
             "CompletionLogprobs",
             {"prompt_token_ids": ids(PROMPT_IDS)},
-            text=text("What comes next."),
+            finish_reason=word(f"{REASON}.", "stop", "length", "abort"),
+            text=text("What the model wrote; with echo the prompt stands before it."),
         ),
         "ChatCompletion": with_optional(
-            _answer("chat.completion", "ChatLogprobs", {}, message=_message()), prompt_token_ids=ids(PROMPT_IDS)
+            _answer(
+                "chat.completion",
+                "ChatLogprobs",
+                {},
+                finish_reason=word(f"{REASON}; tool_calls: it calls tools.", "stop", "length", "tool_calls", "abort"),
+                message=_message(),
+            ),
+            prompt_token_ids=ids(PROMPT_IDS),
         ),
         "Usage": _usage(),
         "CompletionLogprobs": record(
@@ -78,7 +88,6 @@ def text_schemas() -> dict[str, Schema]:
 def _answer(kind: str, logprobs: str, optional: Schema, **own: Schema) -> Schema:
     choice = record(
         index=count("The choices are numbered from 0: first those of the first prompt, then those of the next."),
-        finish_reason=REASON,
         logprobs=null_or(named(logprobs), "Null unless the request asks for them."),
         **own,
     )

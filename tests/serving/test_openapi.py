@@ -85,6 +85,8 @@ def told_fields() -> Iterator[tuple[str, Mapping[str, Any]]]:
                 yield f"{method} {path}: {parameter['name']}", {**parameter["schema"], **parameter}
             for content in said.get("requestBody", {}).get("content", {}).values():
                 yield from members(f"{method} {path}: ", content["schema"])
+            for content in said["responses"]["200"]["content"].values():
+                yield from members(f"{method} {path}: answer: ", content["schema"])
     for name, schema in api["components"]["schemas"].items():
         yield from members(f"{name}: ", schema)
 
@@ -118,7 +120,9 @@ def codes_in_the_code() -> set[str]:
                 given = [value for name, value in zip(names, node.args.defaults, strict=False) if name == "code"]
             else:
                 continue
-            found |= {value.value for value in given if isinstance(value, ast.Constant) and value.value}
+            found |= {
+                value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)
+            }
     return found
 
 
