@@ -88,7 +88,7 @@ def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str
             rows = [(f"`{p['name']}`", in_words(p["schema"]), p.get("description", "")) for p in named]
             yield Table((title, "takes", ""), rows)
     for kind, content in said.get("requestBody", {}).get("content", {}).items():
-        yield _fields(content["schema"], "field" if kind == "application/json" else f"field ({kind})")
+        yield _fields(content["schema"], "field" if kind == "application/json" else f"field ({kind})", "takes")
     answers = said["responses"]["200"]["content"]
     told = [
         f"{'events' if kind == 'text/event-stream' else in_words(content['schema'])} (`{kind}`)"
@@ -105,9 +105,8 @@ def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str
     yield Paragraph(f"Errors: {errors}.{key}")
 
 
-def _fields(schema: Schema, title: str = "field") -> Table:
-    rows = list(_rows("", schema))
-    return Table((title, "holds" if title == "field" and "required" not in schema else "takes", ""), rows)
+def _fields(schema: Schema, title: str = "field", verb: str = "holds") -> Table:
+    return Table((title, verb, ""), list(_rows("", schema)))
 
 
 def _rows(prefix: str, schema: Schema) -> Iterator[tuple[str, ...]]:
