@@ -143,6 +143,7 @@ class IterationLoop:
                 self._publish()
                 self._answer()
                 self._unload()
+                self._prepare()
                 self._record.turn_over(self._clock())
             self._end_all(None)
         except EngineError:
@@ -232,6 +233,12 @@ class IterationLoop:
             described = self._scheduler.describe(self._clock())
             for answer in questions:
                 answer(described)
+
+    def _prepare(self) -> None:
+        """The device works: nobody waits for this."""
+        started = self._clock()
+        self._scheduler.prepare()
+        self._scheduler_seconds += self._clock() - started
 
     def _unload(self) -> None:
         """A request has its adapter until its last batch has come back from all workers."""

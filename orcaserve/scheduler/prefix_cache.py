@@ -135,7 +135,10 @@ class PrefixCache:
         above = path[-1] if path else self._root(owner_of(request))
         if above.gone:
             return above
-        for key in self._keys(request, len(path), end // self.page_size):
+        page, size = self.page_size, self.page_size * TOKEN_BYTES
+        data = _bytes(request, len(path) * page, end // page * page)
+        for at in range(0, len(data), size):
+            key = data[at : at + size]
             if (twin := above.children.get(key)) is not None:
                 return twin
             block = Block(self._next_id, above, key, batch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from orcaserve.core import (
     Batch,
@@ -38,6 +38,8 @@ from orcaserve.scheduler.windowed_ledger import WindowedLedger
 # Looking a member up in its class takes Python 3.11 as long as a call, and this is done for every request of a batch.
 _INITIATION, _INCREMENT = RequestState.INITIATION, RequestState.INCREMENT
 _FEEDING, _RUNNING = RequestState.FEEDING, RequestState.RUNNING
+
+_Doom = tuple[FinishReason, str | None]  # how a request ends when its batch is back, whatever its token; error: why
 
 
 class Scheduler:
@@ -91,10 +93,11 @@ class Scheduler:
         self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
+        self._spent: Batch | None = None  # the one before it: there is time to free so many objects in `prepare`
         self._n_preempted = self._n_recomputed = self._n_late = 0
         self._n_waiting_tokens = 0  # input tokens of those who hold no slots
         self._deadlines = Deadlines(self._policy.seconds_to_begin)
-        self._overdue: set[int] = set()  # in flight, and past their timeout
+        self._doomed: dict[int, _Doom] = {}  # in flight, by request id: cancelled, or past their timeout
         self._logprobs = KeptLogprobs()
         self._beginnings: dict[int, Began] = {}  # of requests that have begun, and of whom there was no news yet
         self._untold: list[Request] = []  # preempted since the batch that was handed out last, for nobody who could run
@@ -150,6 +153,7 @@ class Scheduler:
             return []
         request.cancelled = True
         if request.state is RequestState.RUNNING:
+            self._doomed[request_id] = FinishReason.CANCELLED, None
             return []
         news = self._end(request, FinishReason.CANCELLED)
         return [news] if request.ending is None else self._release()
@@ -160,12 +164,14 @@ class Scheduler:
         That is whoever has not begun and cannot have its first token, or its end, in time any more; and whoever has
         begun and should have ended. now: seconds, on the clock of `add`. Nothing to do if nobody has deadlines.
         """
+        if self._deadlines.next > now:
+            return []
         news = []
         for request in self._deadlines.passed(now, self._has_begun):
             if request.ending is not None or request.cancelled:
                 continue
             if request.state is _RUNNING:
-                self._overdue.add(request.id)
+                self._doomed[request.id] = FinishReason.ERROR, TIMED_OUT
                 continue
             late = not self._has_begun(request)
             self._n_late += late
@@ -192,17 +198,13 @@ class Scheduler:
             selection.preempted, self._untold = [*live, *selection.preempted], []
         self.selection = selection
         self._n_batches += 1
-        entries = tuple(map(self._entry, selection.requests))
-        for request, entry in zip(selection.requests, entries, strict=True):
-            if request.state is _INITIATION:
-                self._n_cached += entry.position
-                self._n_waiting_tokens -= request.n_input
-                if not self._has_begun(request):
-                    self._beginnings[request.id] = Began(now - request.arrival, min(entry.position, request.n_input))
-            request.state = _RUNNING
         batch = Batch(
-            self._n_batches, entries, tuple(self._drops), tuple(self._kept), self._ledger.take_evicted()
-        )  # fmt: skip
+            self._n_batches,
+            self._entries(selection.requests, now),
+            tuple(self._drops),
+            tuple(self._kept),
+            self._ledger.take_evicted(),
+        )
         self._drops.clear()
         self._kept.clear()
         self._in_flight.append((batch, selection.requests))
@@ -217,12 +219,12 @@ class Scheduler:
         batch, requests = self._take_oldest(result)
         self._ledger.fill(batch.entries)
         self._policy.returned(batch, result.seconds)
-        failures, news = result.failures, []
-        for request_id in failures:
-            if request_id in self._ledger:
-                self._ledger.withdraw(request_id)
-        any_told = result.logprobs or self._logprobs.waits
-        told = self._logprobs.take_in(batch, result.logprobs) if any_told else None
+        doomed, news = self._doomed, []
+        if result.failures:
+            doomed = self._failed(result.failures) | doomed
+        told = None
+        if result.logprobs or self._logprobs.waiting:
+            told = self._logprobs.take_in(batch, result.logprobs)
         for request, entry, token in zip(requests, batch.entries, result.tokens, strict=True):
             if entry.n_to_come:
                 request.state = _FEEDING
@@ -231,16 +233,17 @@ class Scheduler:
                 request.state = _INCREMENT
             if request.ending is not None:
                 continue
-            if request.cancelled:
-                news.append(self._end(request, FinishReason.CANCELLED))
-            elif self._overdue and request.id in self._overdue:
-                news.append(self._end(request, FinishReason.ERROR, error=TIMED_OUT))
-            elif failures and request.id in failures:
-                news.append(self._end(request, FinishReason.ERROR, error=failures[request.id]))
+            if doomed and request.id in doomed:
+                reason, error = doomed[request.id]
+                news.append(self._end(request, reason, error=error))
             elif not entry.n_to_come:
-                request.output.append(token)
-                reason = request.finish_reason_after(token)
-                news.append(Progress(request.id, token) if reason is None else self._end(request, reason, token))
+                output = request.output
+                output.append(token)
+                if len(output) < request.most_output and token not in request.stop_ids:
+                    news.append(Progress(request.id, token))  # as nearly always
+                else:
+                    ends = request.finish_reason_after(token)
+                    news.append(Progress(request.id, token) if ends is None else self._end(request, ends, token))
         if self._beginnings:
             for each in news:
                 if each.began is None:
@@ -258,6 +261,12 @@ class Scheduler:
                 if each.finish_reason is None:
                     self._logprobs.hold(each.request_id, each.logprobs)
         return self._release()
+
+    def prepare(self) -> None:
+        """The next batches are under way: do what the next turn would have to do else. Changes nothing that anybody is
+        told, whether it is called or not."""
+        self._spent = None
+        self._policy.prepare()
 
     def abort(self, message: str | None) -> list[Progress]:
         """The engine and all K/V in it are gone: every live request ends, nothing stays reserved or in flight.
@@ -345,14 +354,33 @@ class Scheduler:
         self._ledger.check()
         self._policy.check(self._pool)
 
-    def _entry(self, request: Request) -> BatchEntry:
-        """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
-        if request.state is _INCREMENT:
-            newest = request.output[-1] if request.output else request.input_ids[-1]  # none: it is only computed on
-            position = self._ledger.used_by(request.id)
-            if self._shared_page and not (position + 1) % self._shared_page:
-                self._keep(request, position + 1)
-            return Increment(request.id, newest, position)
+    def _entries(self, requests: Sequence[Request], now: float) -> tuple[BatchEntry, ...]:
+        """Their parts of the next iteration: their states tell the phases. They are RUNNING when this returns."""
+        entries: list[BatchEntry] = []
+        page = self._shared_page
+        for request, position in zip(requests, self._ledger.used_by_each(requests), strict=True):
+            if request.state is _INCREMENT:
+                output = request.output
+                newest = output[-1] if output else request.input_ids[-1]  # none: it is only computed on
+                entries.append(Increment(request.id, newest, position))
+                if page and not (position + 1) % page:
+                    self._keep(request, position + 1)
+            else:
+                entries.append(self._initiation(request))
+                if request.state is _INITIATION:
+                    self._begins(request, entries[-1].position, now)
+            request.state = _RUNNING
+        return tuple(entries)
+
+    def _begins(self, request: Request, n_cached: int, now: float) -> None:
+        """It waits no longer: it has its slots, and so many tokens of others."""
+        self._n_cached += n_cached
+        self._n_waiting_tokens -= request.n_input
+        if not self._has_begun(request):
+            self._beginnings[request.id] = Began(now - request.arrival, min(n_cached, request.n_input))
+
+    def _initiation(self, request: Request) -> BatchEntry:
+        """Of its initiation what this iteration is to have."""
         tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
         prefix = self._ledger.begin(request, self._n_batches) if request.state is _INITIATION else None
         position = self._ledger.used_by(request.id)
@@ -403,6 +431,13 @@ class Scheduler:
         if kept is not None:
             self._kept.append(kept)
 
+    def _failed(self, failures: Mapping[int, str]) -> dict[int, _Doom]:
+        """These requests could not go on, for these reasons."""
+        for request_id in failures:
+            if request_id in self._ledger:
+                self._ledger.withdraw(request_id)
+        return {request_id: (FinishReason.ERROR, why) for request_id, why in failures.items()}
+
     def _preempt(self, request: Request) -> None:
         """The policy has taken its slots back: its K/V is dropped, and it starts anew."""
         self._drops.append(request.id)
@@ -422,7 +457,7 @@ class Scheduler:
             raise EngineError(f"the engine returned iteration {result.iteration}; due was {expected}")
         if len(result.tokens) != len(batch.entries):
             raise EngineError(f"the engine returned {len(result.tokens)} tokens for {len(batch.entries)} requests")
-        self._last_returned = batch
+        self._spent, self._last_returned = self._last_returned, batch
         return self._in_flight.popleft()
 
     def _end(
@@ -432,6 +467,7 @@ class Scheduler:
         if token is not None and request.params.max_tokens == 0:  # its prompt was to be read, and nothing else
             request.output.clear()
             token, reason = None, FinishReason.LENGTH
+        self._doomed.pop(request.id, None)
         news = Progress(request.id, token, reason, error, began=self._beginnings.pop(request.id, None))
         if self._policy.holds_back and request.id in self._ledger:
             request.ending = news
@@ -468,7 +504,7 @@ class Scheduler:
             self._n_waiting_tokens -= request.n_input
         self._ledger.forget(request.id)
         self._deadlines.forget(request.id)
-        self._overdue.discard(request.id)
+        self._doomed.pop(request.id, None)
         self._logprobs.forget(request.id)
         self._beginnings.pop(request.id, None)
         self._pool.remove(request.id)

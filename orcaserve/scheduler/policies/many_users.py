@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from orcaserve.core import Batch, Request, RequestState
 from orcaserve.scheduler.iteration_bound import IterationBound
 from orcaserve.scheduler.iteration_cost import IterationCost, Shape
@@ -22,7 +20,7 @@ class Lane:
 
     def __init__(self, order: Order) -> None:
         self.waiting = order
-        self.admitted: OrderedDict[int, Request] = OrderedDict()
+        self.admitted: dict[int, Request] = {}
 
     def ready(self) -> list[Request]:
         """Of the admitted (no more than the batches in flight have places), those who are in none of these."""
@@ -80,7 +78,10 @@ class ManyUsers(EvenBatches):
 
     def returned(self, batch: Batch, seconds: float) -> None:
         if self._learns:
-            self._cost.learn(Shape.of(batch.entries), round(seconds * 1e6))
+            self._cost.returned(batch.entries, round(seconds * 1e6))
+
+    def prepare(self) -> None:
+        self._cost.catch_up()
 
     def seconds_to_begin(self, request: Request) -> float:
         """Its initiation with nobody beside it, in one iteration: it will not take less."""
@@ -122,13 +123,14 @@ class ManyUsers(EvenBatches):
 
     def _go_on(self, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
         """Those in front who have been admitted: all increments, and of initiations what the bound leaves."""
-        chosen = self._front.ready()[:max_bs]
+        chosen = self._front.ready()
+        if len(chosen) > max_bs:
+            del chosen[max_bs:]
         if self._bound is None:
             selection.requests = chosen
             return
         increments = [request for request in chosen if request.state is _INCREMENT]
-        context = ledger.used_by_all(increments) if self._bound.is_timed else 0
-        self._bound.open(len(increments), context)
+        self._bound.open(len(increments), lambda: sum(ledger.used_by_each(increments)))
         if len(increments) < len(chosen):
             chosen = [each for each in chosen if each.state is _INCREMENT or self._feed(each, ledger)]
         selection.requests = chosen
@@ -136,13 +138,15 @@ class ManyUsers(EvenBatches):
     def _begin(self, lane: Lane, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
         """Those who wait, as far as there are places, tokens and slots."""
         batch, bound = selection.requests, self._bound
-        while (request := lane.waiting.first()) is not None:
+        while lane.waiting:
             if len(batch) >= max_bs:
                 selection.stop = Stop.BATCH_FULL
                 return
             if bound is not None and bound.reached:
                 selection.stop = Stop.BOUND_REACHED
                 return
+            request = lane.waiting.first()
+            assert request is not None
             n = self.reservation(request)
             if not ledger.fits(request, n) and not (lane is self._front and self._give_way(request, ledger, selection)):
                 selection.stop, selection.n_lacking = Stop.SLOTS_LACK, ledger.lacking(request, n)
@@ -162,8 +166,7 @@ class ManyUsers(EvenBatches):
             return
         increments = [request for request in chosen if request.state is _INCREMENT]
         if alone:
-            context = ledger.used_by_all(increments) if bound.is_timed else 0
-            bound.open(len(increments), context)
+            bound.open(len(increments), lambda: sum(ledger.used_by_each(increments)))
         batch += [
             each
             for each in chosen
