@@ -13,7 +13,7 @@ class KeptLogprobs:
     """
 
     def __init__(self) -> None:
-        self.waiting: dict[int, list[TokenLogprobs]] = {}  # by request id, for its first news
+        self._prompts: dict[int, list[TokenLogprobs]] = {}
         self._held: dict[int, list[Logprobs | None]] = {}
 
     def take_in(self, batch: Batch, logprobs: Mapping[int, Logprobs]) -> Mapping[int, Logprobs]:
@@ -23,14 +23,19 @@ class KeptLogprobs:
             own = logprobs.get(entry.request_id)
             if entry.n_to_come:
                 if own is not None:
-                    self.waiting.setdefault(entry.request_id, []).extend(own.prompt)
+                    self._prompts.setdefault(entry.request_id, []).extend(own.prompt)
                 continue
-            before = self.waiting.pop(entry.request_id, None)
+            before = self._prompts.pop(entry.request_id, None)
             if before is not None:  # the last piece may have nothing to tell
                 own = Logprobs(None, before) if own is None else Logprobs(own.token, [*before, *own.prompt])
             if own is not None:
                 told[entry.request_id] = own
         return told
+
+    @property
+    def waits(self) -> bool:
+        """Whether something is kept for the first news of a request."""
+        return bool(self._prompts)
 
     def hold(self, request_id: int, logprobs: Logprobs | None) -> None:
         """Of the newest token of a request that does not end with it."""
@@ -42,7 +47,7 @@ class KeptLogprobs:
 
     def forget(self, request_id: int) -> None:
         """It has left, or starts anew. Idempotent."""
-        self.waiting.pop(request_id, None)
+        self._prompts.pop(request_id, None)
         self._held.pop(request_id, None)
 
 

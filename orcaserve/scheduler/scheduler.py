@@ -97,8 +97,10 @@ class Scheduler:
         self._n_preempted = self._n_recomputed = self._n_late = 0
         self._n_waiting_tokens = 0  # input tokens of those who hold no slots
         self._deadlines = Deadlines(self._policy.seconds_to_begin)
+        self._fed: set[int] = set()  # in flight, with a piece of their initiation that is not its last
         self._doomed: dict[int, _Doom] = {}  # in flight, by request id: cancelled, or past their timeout
         self._logprobs = KeptLogprobs()
+        self._describes = False  # has anybody ever asked for log-probabilities
         self._beginnings: dict[int, Began] = {}  # of requests that have begun, and of whom there was no news yet
         self._untold: list[Request] = []  # preempted since the batch that was handed out last, for nobody who could run
         self.selection = Selection([])  # of the batch that was handed out last
@@ -223,20 +225,23 @@ class Scheduler:
         if result.failures:
             doomed = self._failed(result.failures) | doomed
         told = None
-        if result.logprobs or self._logprobs.waiting:
+        self._describes = self._describes or bool(result.logprobs)
+        if self._describes and (result.logprobs or self._logprobs.waits):
             told = self._logprobs.take_in(batch, result.logprobs)
-        for request, entry, token in zip(requests, batch.entries, result.tokens, strict=True):
-            if entry.n_to_come:
+        fed, holds_back = self._fed, self._policy.holds_back
+        for request, token in zip(requests, result.tokens, strict=True):
+            request.state = _INCREMENT
+            was_fed = fed and request.id in fed
+            if was_fed:
+                fed.remove(request.id)
                 request.state = _FEEDING
                 request.n_pieces += 1
-            else:
-                request.state = _INCREMENT
-            if request.ending is not None:
+            if holds_back and request.ending is not None:
                 continue
             if doomed and request.id in doomed:
                 reason, error = doomed[request.id]
                 news.append(self._end(request, reason, error=error))
-            elif not entry.n_to_come:
+            elif not was_fed:
                 output = request.output
                 output.append(token)
                 if len(output) < request.most_output and token not in request.stop_ids:
@@ -254,7 +259,7 @@ class Scheduler:
             for each in news:
                 if each.finish_reason is FinishReason.LENGTH:
                     each.embedding = result.embeddings.get(each.request_id)
-        if not self._policy.holds_back:
+        if not holds_back:
             return news
         if told:
             for each in news:
@@ -267,6 +272,8 @@ class Scheduler:
         told, whether it is called or not."""
         self._spent = None
         self._policy.prepare()
+        if self._shared_page and (turn := self._policy.turn(self._pool)) is not None:
+            self._ledger.look(turn)
 
     def abort(self, message: str | None) -> list[Progress]:
         """The engine and all K/V in it are gone: every live request ends, nothing stays reserved or in flight.
@@ -284,6 +291,7 @@ class Scheduler:
             self._leave(request)
             news.append(Progress(request.id, None, reason, error))
         self._in_flight.clear()
+        self._fed.clear()
         self._drops.clear()
         self._ledger.clear()
         return news
@@ -396,6 +404,7 @@ class Scheduler:
             follower = request.input_ids[position + n] if n < n_left else None
             scoring = Scoring(request.params.prompt_logprobs, follower)
         if n < n_left:
+            self._fed.add(request.id)
             self._n_recomputed += n if request.n_iterations else 0
             return BatchEntry(
                 request.id,

@@ -94,11 +94,14 @@ class SlotLedger:
 
     def growth(self, request: Request, n: int) -> int:
         """What is reserved beside what is reserved now, if the request is to have n tokens: not the blocks in use."""
-        n = self.need(request, n)
-        if self._prefixes and self.shares(request):
-            found = self._found[request.id] = self._prefixes.find(request, self._found.get(request.id, ()))
-            n -= self.page_size * sum([block.n_users > 0 for block in found])
-        return n
+        return self.need(request, n) - self.page_size * sum([block.n_users > 0 for block in self.look(request)])
+
+    def look(self, request: Request) -> Sequence[Block]:
+        """What others have made of its tokens. What is found is kept, so that it takes less time the next time."""
+        if not self._prefixes or not self.shares(request):
+            return ()
+        found = self._found[request.id] = self._prefixes.find(request, self._found.get(request.id, ()))
+        return found
 
     def reserve(self, request: Request, n: int) -> None:
         """Set slots aside for a request that has none, for n tokens. The caller has asked `fits` first."""
