@@ -26,7 +26,7 @@ class IterationBound:
         self._n_left = 0
         self._n_increments = 0
         self._context: Callable[[], int] = int
-        self._shape: Shape | None = None  # of the iteration; None: nobody has asked for it yet
+        self._shape: Shape | None = None  # of the iteration, if it is timed and somebody has been granted anything
         self._closed = False
 
     @property
@@ -44,7 +44,7 @@ class IterationBound:
     @property
     def reached(self) -> bool:
         """Nothing more is granted in this iteration."""
-        return self._closed
+        return self._closed or (self._shape is not None and self._room(0) <= 0)
 
     def grant(self, n: int, position: int) -> int:
         """Of the n tokens that an initiation wants, from a position on: how many it is given, at most once each. The
@@ -53,7 +53,7 @@ class IterationBound:
         if self._microseconds is not None:
             self._so_far().add(given, position)
         self._n_left -= given
-        self._closed = given < n or self._n_left <= 0 or (self._microseconds is not None and self._room(0) <= 0)
+        self._closed = given < n or self._n_left <= 0
         return given
 
     def _given(self, n: int, position: int) -> int:

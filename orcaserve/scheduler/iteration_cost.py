@@ -71,7 +71,8 @@ class IterationCost:
         self._weight = 1.0  # of the iteration that was seen last: it grows, so that those before need no change
         self.n_seen = self._n_plain = 0
         self._most_fed = 0  # initiation tokens of the iteration that had most of them
-        self._returned: list[tuple[Sequence[BatchEntry], int]] = []  # not learnt from yet, with their microseconds
+        self._returned: list[tuple[Sequence[BatchEntry], float]] = []  # not learnt from yet, with their seconds
+        self._n_due = 0  # of these, from the front
 
     @property
     def most_fed(self) -> int:
@@ -79,18 +80,24 @@ class IterationCost:
         self.catch_up()
         return self._most_fed
 
-    def returned(self, entries: Sequence[BatchEntry], microseconds: int) -> None:
-        """An iteration is back. It is learnt from once somebody asks what iterations take, or when there is time."""
-        self._returned.append((entries, microseconds))
-        if len(self._returned) == MOST_KEPT:
+    def returned(self, entries: Sequence[BatchEntry], seconds: float) -> None:
+        """An iteration is back. It is learnt from after the next `chosen`, so that nobody waits for it."""
+        self._returned.append((entries, seconds))
+
+    def chosen(self) -> None:
+        """A batch was chosen by what has been learnt. What has returned by now is learnt from before the next question,
+        or in `catch_up`, which makes no difference to any answer."""
+        self._n_due = len(self._returned)
+        if self._n_due >= MOST_KEPT:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Learn from all that have returned."""
-        if self._returned:
-            returned, self._returned = self._returned, []
-            for entries, microseconds in returned:
-                self.learn(Shape.of(entries), microseconds)
+        """There is time to learn."""
+        if self._n_due:
+            due, self._returned = self._returned[: self._n_due], self._returned[self._n_due :]
+            self._n_due = 0
+            for entries, seconds in due:
+                self.learn(Shape.of(entries), round(seconds * 1e6))
 
     def learn(self, shape: Shape, microseconds: int) -> None:
         if microseconds <= 0:  # nobody measured
@@ -103,7 +110,8 @@ class IterationCost:
         features = shape.features()
         if self.n_seen >= WARM and not shape.n_fed > self._most_fed:  # else there is nothing to compare with
             expected = self._predict(shape)
-            took = min(max(took, expected / FAR), expected * FAR)
+            if expected > 0:  # else all that it is made of has been found to take no time
+                took = min(max(took, expected / FAR), expected * FAR)
         self.n_seen += 1
         self._most_fed = max(self._most_fed, shape.n_fed)
         weight = self._weight = self._weight / KEPT

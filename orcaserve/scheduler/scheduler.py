@@ -89,8 +89,10 @@ class Scheduler:
         self._shared_page = 0 if prefixes is None else page_size
         self._kept: list[Kept] = []  # of the batch that is being made
         self._n_cached = 0
-        self._in_flight: deque[tuple[Batch, list[Request]]] = deque()  # oldest first, with the requests of its entries
+        # Oldest first, with the requests of its entries, and whether all of these are increments.
+        self._in_flight: deque[tuple[Batch, list[Request], bool]] = deque()
         self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
+        self._n_initiations = 0  # entries that were made of some, ever
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
         self._spent: Batch | None = None  # the one before it: there is time to free so many objects in `prepare`
@@ -200,6 +202,7 @@ class Scheduler:
             selection.preempted, self._untold = [*live, *selection.preempted], []
         self.selection = selection
         self._n_batches += 1
+        n_initiations = self._n_initiations
         batch = Batch(
             self._n_batches,
             self._entries(selection.requests, now),
@@ -209,7 +212,7 @@ class Scheduler:
         )
         self._drops.clear()
         self._kept.clear()
-        self._in_flight.append((batch, selection.requests))
+        self._in_flight.append((batch, selection.requests, self._n_initiations == n_initiations))
         return batch
 
     def complete(self, result: IterationResult) -> list[Progress]:
@@ -218,8 +221,11 @@ class Scheduler:
         Slots of those that end are free when this returns; their ids travel at the head of the next batch, so that
         workers drop old K/V before its new owner writes. Raises EngineError if the result is not the oldest batch's.
         """
-        batch, requests = self._take_oldest(result)
-        self._ledger.fill(batch.entries)
+        batch, requests, only_increments = self._take_oldest(result)
+        if only_increments:
+            self._ledger.advance(requests)
+        else:
+            self._ledger.fill(batch.entries)
         self._policy.returned(batch, result.seconds)
         doomed, news = self._doomed, []
         if result.failures:
@@ -229,6 +235,7 @@ class Scheduler:
         if self._describes and (result.logprobs or self._logprobs.waits):
             told = self._logprobs.take_in(batch, result.logprobs)
         fed, holds_back = self._fed, self._policy.holds_back
+        tell = news.append
         for request, token in zip(requests, result.tokens, strict=True):
             request.state = _INCREMENT
             was_fed = fed and request.id in fed
@@ -240,19 +247,20 @@ class Scheduler:
                 continue
             if doomed and request.id in doomed:
                 reason, error = doomed[request.id]
-                news.append(self._end(request, reason, error=error))
+                tell(self._end(request, reason, error=error))
             elif not was_fed:
                 output = request.output
                 output.append(token)
                 if len(output) < request.most_output and token not in request.stop_ids:
-                    news.append(Progress(request.id, token))  # as nearly always
+                    tell(Progress(request.id, token))  # as nearly always
                 else:
                     ends = request.finish_reason_after(token)
-                    news.append(Progress(request.id, token) if ends is None else self._end(request, ends, token))
+                    tell(Progress(request.id, token) if ends is None else self._end(request, ends, token))
         if self._beginnings:
+            beginnings = self._beginnings
             for each in news:
-                if each.began is None:
-                    each.began = self._beginnings.pop(each.request_id, None)
+                if each.request_id in beginnings:
+                    each.began = beginnings.pop(each.request_id)
         if told:
             describe(news, told)
         if result.embeddings:
@@ -332,19 +340,19 @@ class Scheduler:
         last = increments_first(self._last_returned) if self._last_returned else ()
         return Standing(
             list(self._pool),
-            [batch for batch, _ in self._in_flight],
+            [batch for batch, *_ in self._in_flight],
             [request_id for request_id in last if request_id in self._pool],
         )
 
     def describe(self, now: float) -> LiveRequests:
         """All live requests, and why each waits. Between `next_batch` and `complete`, for else nobody is in a batch."""
-        in_flight = [batch for batch, _ in self._in_flight]
+        in_flight = [batch for batch, *_ in self._in_flight]
         turn = self._policy.turn(self._pool)
         return describe_live(self._pool, self._ledger, self.selection, turn, in_flight, self.max_bs, now)
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two verbs. Walks the pool: for tests, and for when it is idle."""
-        running = [entry.request_id for batch, _ in self._in_flight for entry in batch.entries]
+        running = [entry.request_id for batch, *_ in self._in_flight for entry in batch.entries]
         assert self.n_scheduled <= self.n_workers
         assert len(running) == len(set(running)), "a request is in two batches in flight"
         assert set(running) == {request.id for request in self._pool if request.state is RequestState.RUNNING}
@@ -389,6 +397,7 @@ class Scheduler:
 
     def _initiation(self, request: Request) -> BatchEntry:
         """Of its initiation what this iteration is to have."""
+        self._n_initiations += 1
         tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
         prefix = self._ledger.begin(request, self._n_batches) if request.state is _INITIATION else None
         position = self._ledger.used_by(request.id)
@@ -459,7 +468,7 @@ class Scheduler:
         """Whether it has ever been in a batch here."""
         return request.state is not _INITIATION or request.n_iterations > 0 or request.id in self._beginnings
 
-    def _take_oldest(self, result: IterationResult) -> tuple[Batch, list[Request]]:
+    def _take_oldest(self, result: IterationResult) -> tuple[Batch, list[Request], bool]:
         batch = self._in_flight[0][0] if self._in_flight else None
         if batch is None or result.iteration != batch.iteration:
             expected = f"iteration {batch.iteration}" if batch else "none"

@@ -169,6 +169,20 @@ class SlotLedger:
                 holding.n_ahead = 0
         self.n_used = n_used
 
+    def advance(self, requests: Iterable[Request]) -> None:
+        """As `fill`, for requests of which each brought one token. Nearly all iterations are such."""
+        holdings, n_used = self._holdings, self.n_used
+        for request in requests:
+            holding = holdings[request.id]
+            used = holding.used + 1
+            assert used <= holding.reserved, "a request outgrew its reservation"
+            holding.used = used
+            n_used += 1
+            if holding.n_ahead:
+                n_used -= 1
+                holding.n_ahead = 0
+        self.n_used = n_used
+
     def has_room(self, request_id: int) -> bool:
         """Whether one more token of the request finds a slot that is set aside for it."""
         return self.room(request_id) > 0
@@ -315,8 +329,8 @@ class SlotLedger:
         """Until own pages and blocks fit."""
         if self._prefixes:
             n_over = self.n_reserved + self.n_kept - self.n_slots
-            for _ in range(0, n_over, self.page_size):
-                self._prefixes.evict()
+            if n_over > 0:
+                self._prefixes.evict(n_over // self.page_size)
 
 
 def _tokens(request: Request, end: int) -> Sequence[int]:

@@ -50,15 +50,23 @@ class WindowedLedger(SlotLedger):
 
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         super().fill(entries)
-        window, page = self._window, self.page_size
         for entry in entries:
-            request_id = entry.request_id
-            gone = self._gone.get(request_id, 0)
-            holding = self._holdings[request_id]
             if entry.phase is Phase.INITIATION and not entry.n_to_come:
-                n_over = max(holding.reserved - gone - self._steady, 0)
+                holding = self._holdings[entry.request_id]
+                n_over = max(holding.reserved - self._gone.get(entry.request_id, 0) - self._steady, 0)
                 holding.reserved -= n_over
                 self.n_reserved -= n_over
+        self._leave_behind([entry.request_id for entry in entries])
+
+    def advance(self, requests: Iterable[Request]) -> None:
+        super().advance(requests)
+        self._leave_behind([request.id for request in requests])
+
+    def _leave_behind(self, request_ids: Iterable[int]) -> None:
+        """Pages that none of their next tokens reads."""
+        window, page = self._window, self.page_size
+        for request_id in request_ids:
+            gone, holding = self._gone.get(request_id, 0), self._holdings[request_id]
             n = pages_behind(holding.used, window, page) * page - gone
             if n > 0:
                 assert not holding.path, "a request left pages that others may read"
