@@ -227,7 +227,8 @@ class Scheduler:
         else:
             self._ledger.fill(batch.entries)
         self._policy.returned(batch, result.seconds)
-        doomed, news = self._doomed, []
+        doomed = self._doomed
+        news: list[Progress] = []
         if result.failures:
             doomed = self._failed(result.failures) | doomed
         told = None
