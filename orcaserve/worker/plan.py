@@ -11,6 +11,7 @@ from orcaserve.core import ConfigError
 from orcaserve.data_plane import memory
 from orcaserve.data_plane.protocol import Place
 from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part, share
 from orcaserve.model.spec import ModelSpec
@@ -44,7 +45,7 @@ class Plan:
             )
         if is_converted(config.model.path):
             return cls._of_converted(config)
-        with ModelFiles(config.model.path) as files:
+        with ModelFiles(config.model.path, HEAD_UNIT if config.model.device == "cpu" else 1) as files:
             return cls(files.spec, parallel)
 
     @classmethod
