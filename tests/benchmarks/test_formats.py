@@ -146,7 +146,7 @@ def test_what_is_wrong_in_a_file_is_out_of_bounds(what: str, learnt: tuple[Plain
 
 @given(st.sampled_from(["Q4_K", "Q5_K", "Q6_K"]), st.integers(0, 2**32), st.floats(0.05, 10.0))
 def test_k_kinds_are_rounded_to_nearest(kind: str, seed: int, width: float) -> None:
-    """By half a step of the widest run, and what six or eight bits of scales lose. Narrower ones are float16 subnormals."""
+    """By half a step of the widest run, and what scales of six or eight bits lose; not where float16 is subnormal."""
     weights = (np.random.default_rng(seed).standard_normal((3, 512)) * width).astype(np.float32)
     back = quants.dequantize(k_blocks(weights, kind), GGMLQuantizationType[kind])
     steps, share = {"Q4_K": (15, 1 / 63), "Q5_K": (31, 1 / 63), "Q6_K": (62, 1 / 127)}[kind]
