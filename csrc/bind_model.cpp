@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <deque>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -41,7 +42,7 @@ T get(nb::handle object, const char* name) {
 // Reads Python objects and remembers the arrays that the result points into.
 class Reader {
  public:
-  explicit Reader(nb::list& kept) : kept_(kept) {}
+  Reader(nb::list& kept, std::deque<std::vector<orcaserve::Expert>>& experts) : kept_(kept), experts_(experts) {}
 
   const float* floats(nb::handle array, size_t n) {
     if (array.is_none()) return nullptr;
@@ -93,8 +94,17 @@ class Reader {
     built.qkv = matrix(layer.attr("qkv"));
     built.out = matrix(layer.attr("out"));
     built.mlp_norm = norm(layer.attr("mlp_norm"), hidden);
-    built.up = matrix(layer.attr("up"));
-    built.down = matrix(layer.attr("down"));
+    const nb::object router = layer.attr("router");
+    if (router.is_none()) {
+      built.up = matrix(layer.attr("up"));
+      built.down = matrix(layer.attr("down"));
+    } else {
+      built.router = matrix(router);
+      experts_.emplace_back();
+      for (nb::handle expert : layer.attr("experts")) experts_.back().push_back({matrix(expert.attr("up")), matrix(expert.attr("down"))});
+      require(static_cast<int>(experts_.back().size()) == m.n_experts, "a layer has another number of experts than its model");
+      built.experts = experts_.back().data();
+    }
     built.post_attention_norm = norm(layer.attr("post_attention_norm"), hidden);
     built.post_mlp_norm = norm(layer.attr("post_mlp_norm"), hidden);
     built.q_norm = norm(layer.attr("q_norm"), together(m.n_heads));
@@ -115,10 +125,12 @@ class Reader {
 
  private:
   nb::list& kept_;
+  std::deque<std::vector<orcaserve::Expert>>& experts_;  // of each layer that has some; a deque: what lies in it never moves
 };
 
 struct BoundModel {
   nb::list kept;
+  std::deque<std::vector<orcaserve::Expert>> experts;
   std::optional<orcaserve::NativeModel> model;
 };
 
@@ -127,7 +139,7 @@ struct BoundModel {
 void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::handle positions, const nb::list& layers,
                 nb::handle norm, nb::handle head, nb::handle head_table, nb::handle embedding_norm) {
   new (self) BoundModel();
-  Reader read(self->kept);
+  Reader read(self->kept, self->experts);
   orcaserve::Model m{};
   m.hidden = get<int>(spec, "hidden");
   m.n_heads = get<int>(spec, "n_heads");
@@ -146,6 +158,10 @@ void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::han
   for (size_t i = 0; i < ropes.size(); ++i) m.ropes[i] = {ropes[i].first, ropes[i].second};
   m.norms_all_heads = get<bool>(spec, "norms_all_heads");
   m.parallel = get<bool>(spec, "parallel");
+  m.n_experts = get<int>(spec, "n_experts");
+  m.n_chosen = get<int>(spec, "n_chosen");
+  m.expert_columns = get<int>(spec, "expert_columns");
+  m.shares_of_chosen = get<bool>(spec, "shares_of_chosen");
   m.embedding_scale = get<float>(spec, "embedding_scale");
   m.residual_scale = get<float>(spec, "residual_scale");
   m.logit_scale = get<float>(spec, "logit_scale");
@@ -285,6 +301,20 @@ void call_all_reduce(void* context, float* x, int64_t n, int64_t n_next) {
   }
 }
 
+// Inputs of what is observed (Iteration::observed); 0 where a layer has no such matrix.
+std::vector<int> observed_lengths(const orcaserve::Model& m) {
+  std::vector<int> lengths;
+  for (int i = 0; i < m.n_layers; ++i) {
+    const orcaserve::Layer& layer = m.layers[i];
+    lengths.insert(lengths.end(), {layer.qkv.n_in, layer.out.n_in, m.hidden});
+    if (!layer.experts) lengths.push_back(layer.down.n_in);
+    for (int e = 0; layer.experts && e < m.n_experts; ++e) lengths.push_back(layer.experts[e].down.n_in);
+    lengths.resize(static_cast<size_t>((i + 1) * orcaserve::observed_matrices(m.n_experts)));
+  }
+  lengths.push_back(m.hidden);
+  return lengths;
+}
+
 void add_in_shared_memory(void* context, float* x, int64_t n, int64_t) { static_cast<orcaserve::SharedSums*>(context)->add(x, n); }
 
 // frequencies, frequency_sets: of each of the model's ropes [sets, dim / 2], and which set each request takes, or None.
@@ -352,11 +382,10 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
   }
   std::vector<double*> sums;
   if (observed) {
-    require(observed->size() == 4 * static_cast<size_t>(m.n_layers) + 1, "there must be a vector for every matrix");
+    const std::vector<int> lengths = observed_lengths(m);
+    require(observed->size() == lengths.size(), "there must be a vector for every matrix");
     for (size_t i = 0; i < observed->size(); ++i) {
-      const orcaserve::Layer* layer = i / 4 < static_cast<size_t>(m.n_layers) ? &m.layers[i / 4] : nullptr;
-      const int n_in = !layer ? m.hidden : (i % 4 == 0 ? layer->qkv : i % 4 == 1 ? layer->out : i % 4 == 2 ? layer->up : layer->down).n_in;
-      require((*observed)[i].size() == static_cast<size_t>(n_in), "a vector to observe in has a wrong length");
+      require((*observed)[i].size() == static_cast<size_t>(lengths[i]), "a vector to observe in has a wrong length");
       sums.push_back((*observed)[i].data());
     }
     it.observed = sums.data();

@@ -125,6 +125,13 @@ void activate_tile(Activation act, const float* tile, int n_rows, int n_cols, co
 void gate_tile(Activation act, const float* gate, const float* up, int n_rows, int n_cols, const float* gate_bias,
                const float* up_bias, float* y, int64_t y_stride);
 
+// ---- experts.cpp ----
+// The experts of a row with logits [n_experts]: the n_chosen with the largest (of equals the first), in the order of their
+// numbers, and what they count: the softmax of the logits of all of them or, shares_of_chosen, of those chosen.
+void choose_experts(const float* logits, int n_experts, int n_chosen, bool shares_of_chosen, int32_t* chosen, float* shares);
+// to[n] = the sum of shares[i] * given[places[i]] of rows given [..][n], i upwards.
+void mix_experts(const float* given, int n, const int32_t* places, const float* shares, int n_chosen, float* to);
+
 // ---- attention.cpp, attention_int8.cpp ----
 size_t attention_scratch_floats(const Model&, const KVRegion&);                    // of one member
 size_t attention_partial_floats(const Model&, const Iteration&, const KVRegion&);  // of all together; kept between layers

@@ -55,7 +55,9 @@ class Oracle {
  private:
   struct DenseLayer {
     const Layer* layer;
-    Dense qkv, out, up, down;
+    Dense qkv, out;
+    std::vector<Dense> router;     // of a layer of experts
+    std::vector<Dense> ups, downs;  // of each expert, or the layer's own
   };
 
   Doubles norm(const NormWeights& w, const Doubles& x) const;
@@ -65,6 +67,8 @@ class Oracle {
                  int window) const;
   void rotate(const Rope& rope, double* head, int position, const float* frequencies) const;
   Doubles stored(Doubles x) const;
+  Doubles mlp(const DenseLayer& layer, size_t i, const Doubles& x, Doubles& squares) const;
+  Doubles experts(const DenseLayer& layer, const Doubles& x, Doubles* squares) const;
   void rescore(const Doubles& x, Doubles& logits) const;
 
   Model model_;

@@ -32,9 +32,12 @@ struct Shape {
   std::vector<int> windows = {};   // of layers in turn; empty: none
   float attention_softcap = 0;
   bool alibi = false;
+  int n_experts = 0, n_chosen = 0, expert_columns = 0;
+  bool shares_of_chosen = true;
+  int dense_layer = -1;  // one without experts
 };
 
-extern const Shape kLlama, kShallow, kGpt2, kOdd, kSandwich, kParallel, kWindows;
+extern const Shape kLlama, kShallow, kGpt2, kOdd, kSandwich, kParallel, kWindows, kExperts, kManyExperts, kShallowExperts;
 
 // The weights of a model and everything else that a NativeModel borrows.
 class ToyModel {
@@ -64,6 +67,7 @@ class ToyModel {
   std::deque<Array<uint8_t>> bytes_;
   std::deque<Packed> packed_;
   std::vector<Layer> layers_;
+  std::deque<std::vector<Expert>> experts_;
   Turns turns_;
   Model model_{};
 };

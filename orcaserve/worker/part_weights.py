@@ -38,7 +38,7 @@ def begin_loading(model: ModelConfig, plan: Plan, place: Place, team: _kernels.T
     with ModelFiles(model.path, HEAD_UNIT) as files:
         spec = files.spec
         precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds)
-        widths = (spec.hidden_size, spec.q_size, spec.intermediate_size)
+        widths = (spec.hidden_size, spec.q_size, *spec.mlp_sizes)
         if precision.may_hold_int8(files.matrix_kinds, widths):
             return _Watched(model, plan, place, team, files, precision)
         return _Plain(precision, build_part(files, precision, team, plan.part(place)))
@@ -79,7 +79,7 @@ class _Watched:
         run, self._run = self._run, None
         spec = self._part.spec
         model = None if run is None else NativeModel(spec, run.weights, self._team, run.part)
-        chosen = choose_together(model, self._team, spec.n_layers, self._runs, self._place, plane)
+        chosen = choose_together(model, self._team, spec, self._runs, self._place, plane)
         del model
         with ModelFiles(self._path, HEAD_UNIT) as files:
             if run is None or run.part != self._part:
