@@ -124,7 +124,8 @@ COLUMNS = ("format", "bits a weight", "held in", "perplexity", "of its weights i
 
 NOTES = """KL in nats per token, from the file's own weights in float32. The loss is against the weights of the model at
 the beginning, which had been rounded to 4 bits in blocks of 32 with a minimum once before (Q4_1): formats whose grid is
-the same lose next to nothing, and the others less or more than they would of a model in full precision. Reported is
+the same lose nothing, and the others more than they would of a model in full precision, for going from one grid to
+another errs in the same direction again and again; and a model so small loses more than a large one. Reported is
 what the authors of the formats have published for other models and another text, Wikitext 2: llama.cpp in the help of
 `llama-quantize` (LLaMA 7B, some tensors in more bits, the K kinds as "_S"; Q6_K and Q8_0 change it by 0.001 at most);
 Lin and others for AWQ (2023) and Frantar and others for GPTQ (2022), rounding to nearest in both. K kinds are Q5_0,
