@@ -19,6 +19,7 @@ from orcaserve.checkpoint.checkpoint import Checkpoint, eos_ids, open_checkpoint
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.families import Names, family_of
 from orcaserve.model.families.settings import Settings
+from orcaserve.model.filled_heads import fill_heads
 from orcaserve.model.parameter import Cut, Floats, Parameter
 from orcaserve.model.part import Part
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
@@ -30,14 +31,16 @@ logger = logging.getLogger(__name__)
 class ModelFiles:
     """An open checkpoint whose config makes sense. Close it, or use `with`.
 
+    head_unit: heads are filled up to a multiple of so many dimensions; for the CPU's kernels HEAD_UNIT.
     spec: the model's sizes. matrix_kinds: how the files store its matrices, names such as F32 or Q4_1.
     Raises ModelNotFound, CheckpointError (damaged or contradictory) or UnsupportedModel.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head_unit: int = 1) -> None:
         self._checkpoint = open_checkpoint(path)
         try:
-            self.spec, self._names = _describe(self._checkpoint)
+            spec, self._names = _describe(self._checkpoint)
+            self._checkpoint, self.spec = fill_heads(self._checkpoint, spec, self._names, head_unit)
         except BaseException:
             self._checkpoint.close()
             raise

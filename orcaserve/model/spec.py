@@ -75,6 +75,7 @@ class ModelSpec:
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of whatever is added to the residual stream,
     and of the logits (before their softcap).
     embedding_norm: the embedding is normed.
+    stored_head_dim: dimensions of a head in the files, where heads are filled up with zeros (filled_heads.py).
     n_experts: MLPs of a layer, of expert_size columns each, of which a router chooses n_chosen for a token; 0: one MLP,
     for all tokens. shares_of_chosen: the weights of those chosen sum to 1, rather than those of all.
     dense_layers: those that have one MLP all the same, of intermediate_size columns.
@@ -116,6 +117,7 @@ class ModelSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     embedding_norm: bool = False
+    stored_head_dim: int | None = None
     n_experts: int = 0
     n_chosen: int = 0
     expert_size: int = 0

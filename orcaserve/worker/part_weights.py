@@ -7,6 +7,7 @@ from typing import Protocol
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import ModelConfig
 from orcaserve.data_plane.protocol import DataPlane, Place
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part
 from orcaserve.native import _kernels
@@ -34,7 +35,7 @@ def begin_loading(model: ModelConfig, plan: Plan, place: Place, team: _kernels.T
     """Reads what this worker needs of the model, and nothing else. Raises ModelError, or ConfigError."""
     if is_converted(model.path):
         return _Converted(model, plan.part(place), n_threads)
-    with ModelFiles(model.path) as files:
+    with ModelFiles(model.path, HEAD_UNIT) as files:
         spec = files.spec
         precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds)
         widths = (spec.hidden_size, spec.q_size, *spec.mlp_sizes)
@@ -80,7 +81,7 @@ class _Watched:
         model = None if run is None else NativeModel(spec, run.weights, self._team, run.part)
         chosen = choose_together(model, self._team, spec, self._runs, self._place, plane)
         del model
-        with ModelFiles(self._path) as files:
+        with ModelFiles(self._path, HEAD_UNIT) as files:
             if run is None or run.part != self._part:
                 del run  # its memory is free before the part's is taken
                 begin_anew()

@@ -17,6 +17,7 @@ from orcaserve.model.encoder_decoder.loader import EncoderDecoderFiles
 from orcaserve.model.encoder_decoder.part import EncoderDecoderPart
 from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
 from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part, share
 from orcaserve.model.spec import ModelSpec
@@ -73,7 +74,7 @@ def read_plan(config: EngineConfig) -> Plan | EncoderDecoderPlan:
     if is_encoder_decoder(path):
         with EncoderDecoderFiles(path) as both:
             return EncoderDecoderPlan(both.spec, parallel)
-    with ModelFiles(path) as files:
+    with ModelFiles(path, HEAD_UNIT if config.model.device == "cpu" else 1) as files:
         return Plan(files.spec, parallel)
 
 
