@@ -183,8 +183,6 @@ void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::han
   self->model.emplace(m, std::move(built));
 }
 
-// Of one Linear: None, or (width, numbers [n_in, width], scales, and for each panel the first column, how many, and where its
-// numbers begin in the last array, [.., kPanel]).
 struct BoundAdapter {
   nb::list kept;
   const orcaserve::NativeModel* model = nullptr;
@@ -192,37 +190,61 @@ struct BoundAdapter {
   orcaserve::Adapter adapter{};
 };
 
-orcaserve::AdaptedLinear adapted_linear(nb::list& kept, nb::handle given, const orcaserve::Matrix& w, bool is_bfloat16) {
+// Bytes of n rows of `columns` numbers.
+size_t adapter_bytes(orcaserve::AdapterNumbers numbers, size_t n, size_t columns) {
+  switch (numbers) {
+    case orcaserve::AdapterNumbers::kFloat32: return n * columns * 4;
+    case orcaserve::AdapterNumbers::kBFloat16: return (n + 1) / 2 * columns * 4;
+    case orcaserve::AdapterNumbers::kInt8: return n * columns;
+  }
+  throw std::invalid_argument("an adapter's numbers are of an unknown kind");
+}
+
+// given: an orcaserve.native.adapter.PackedLinear, or None.
+orcaserve::AdaptedLinear adapted_linear(nb::list& kept, nb::handle given, const orcaserve::Matrix& w) {
+  using orcaserve::AdapterNumbers;
   orcaserve::AdaptedLinear linear{};
   if (given.is_none()) return linear;
-  const auto tuple = nb::cast<nb::tuple>(given);
-  const size_t item = is_bfloat16 ? 2 : 4;
-  const auto a = nb::cast<AnyArray>(tuple[0]), b = nb::cast<AnyArray>(tuple[5]);
-  const auto scales = nb::cast<Floats>(tuple[1]);
-  const auto first = nb::cast<Ints>(tuple[2]), n = nb::cast<Ints>(tuple[3]);
-  const auto at = nb::cast<Longs>(tuple[4]);
+  const auto a = get<AnyArray>(given, "a"), b = get<AnyArray>(given, "b");
+  const auto a_scales = get<Floats>(given, "a_scales"), exact = get<Floats>(given, "exact"), scales = get<Floats>(given, "scales");
+  const auto first = get<Ints>(given, "first"), n = get<Ints>(given, "n");
+  const auto at = get<Longs>(given, "at");
+  linear.numbers = static_cast<AdapterNumbers>(get<int>(given, "numbers"));
   linear.n_in = w.n_in;
   linear.width = static_cast<int>(scales.size());
-  const size_t n_in = is_bfloat16 ? (size_t(w.n_in) + 1) / 2 * 2 : size_t(w.n_in);
-  require(a.nbytes() == n_in * scales.size() * item, "the first product of an adapter has a wrong size");
+  const bool int8 = linear.numbers == AdapterNumbers::kInt8;
+  require(int8 == (w.format == orcaserve::Format::kInt8 || w.format == orcaserve::Format::kInt4),
+          "an adapter is of eight bits where its matrix is of eight or four, and only there");
+  const auto n_in = static_cast<size_t>(int8 ? w.n_in_padded : w.n_in), width = scales.size();
+  require(a.nbytes() == adapter_bytes(linear.numbers, n_in, width), "the first product of an adapter has a wrong size");
+  require(!int8 || (a_scales.size() == n_in / static_cast<size_t>(w.group) * width &&
+                    exact.size() == static_cast<size_t>(w.n_exact) * width),
+          "the scales of an adapter have a wrong size");
   const auto n_panels = static_cast<size_t>(w.n_panels);
   require(first.size() == n_panels && n.size() == n_panels && at.size() == n_panels, "an adapter has a wrong number of panels");
-  for (size_t p = 0; p < n_panels; ++p)
-    require(n.data()[p] >= 0 && at.data()[p] >= 0 && (!is_bfloat16 || n.data()[p] % 2 == 0) &&
-                (size_t(at.data()[p]) + size_t(n.data()[p]) * orcaserve::kPanel) * item <= b.nbytes(),
-            "a panel of an adapter reaches beyond its numbers");
+  const int whole = int8 ? orcaserve::kAdapterLanes : linear.numbers == AdapterNumbers::kBFloat16 ? 2 : 1;
+  for (size_t p = 0; p < n_panels; ++p) {
+    const int columns = n.data()[p];
+    require(columns >= 0 && columns % whole == 0 && at.data()[p] >= 0 && (!int8 || first.data()[p] % whole == 0),
+            "a panel of an adapter has a wrong number of columns");
+    const size_t scale_bytes = int8 ? size_t(columns / whole) * orcaserve::kPanel * 2 : 0;
+    const size_t bytes = adapter_bytes(linear.numbers, static_cast<size_t>(columns), orcaserve::kPanel) + scale_bytes;
+    require(static_cast<size_t>(at.data()[p]) + bytes <= b.nbytes(), "a panel of an adapter reaches beyond its numbers");
+  }
   linear.a = a.data();
+  linear.a_scales = a_scales.data();
+  linear.exact = exact.data();
   linear.scales = scales.data();
   linear.first = first.data();
   linear.n = n.data();
   linear.at = at.data();
-  linear.b = b.data();
+  linear.b = static_cast<const uint8_t*>(b.data());
   kept.append(given);
   return linear;
 }
 
 // layers: tuples (qkv, out, up, down), one for each of the model's layers.
-void make_adapter(BoundAdapter* self, nb::handle of, bool is_bfloat16, const nb::list& layers) {
+void make_adapter(BoundAdapter* self, nb::handle of, const nb::list& layers) {
   new (self) BoundAdapter();
   const orcaserve::NativeModel& model = *nb::cast<BoundModel&>(of).model;
   const orcaserve::Model& m = model.model();
@@ -232,16 +254,13 @@ void make_adapter(BoundAdapter* self, nb::handle of, bool is_bfloat16, const nb:
   for (int i = 0; i < m.n_layers; ++i) {
     const auto given = nb::cast<nb::tuple>(layers[static_cast<size_t>(i)]);
     const orcaserve::Layer& layer = m.layers[i];
-    self->layers.push_back({adapted_linear(self->kept, given[0], layer.qkv, is_bfloat16),
-                            adapted_linear(self->kept, given[1], layer.out, is_bfloat16),
-                            adapted_linear(self->kept, given[2], layer.up, is_bfloat16),
-                            adapted_linear(self->kept, given[3], layer.down, is_bfloat16)});
+    self->layers.push_back({adapted_linear(self->kept, given[0], layer.qkv), adapted_linear(self->kept, given[1], layer.out),
+                            adapted_linear(self->kept, given[2], layer.up), adapted_linear(self->kept, given[3], layer.down)});
     const orcaserve::AdaptedLayer& own = self->layers.back();
     for (const orcaserve::AdaptedLinear* linear : {&own.qkv, &own.out, &own.up, &own.down})
       self->adapter.width = std::max(self->adapter.width, linear->width);
   }
   model.check_adapter(self->layers.data());
-  self->adapter.is_bfloat16 = is_bfloat16;
   self->adapter.layers = self->layers.data();
 }
 
@@ -421,5 +440,5 @@ void bind_model(nb::module_& m) {
            "logits"_a.noconvert().none(), "frequencies"_a.noconvert(), "frequency_sets"_a.noconvert(),
            "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none(), "shares"_a = false,
            "adapters"_a.none() = nb::none());
-  nb::class_<BoundAdapter>(m, "Adapter").def("__init__", &make_adapter, "model"_a, "is_bfloat16"_a, "layers"_a);
+  nb::class_<BoundAdapter>(m, "Adapter").def("__init__", &make_adapter, "model"_a, "layers"_a);
 }

@@ -121,7 +121,7 @@ struct Range {
 
 // What the rows of a block gain from their adapters in one Linear; t holds the first of the two small products.
 struct Adapting {
-  const AdapterRows& block;
+  const AdapterRows* block;  // null: none has one
   AdaptedLinear AdaptedLayer::*linear;
   int layer;
   float* t;  // [rows of the block][stride]
@@ -129,15 +129,10 @@ struct Adapting {
 
   const AdaptedLinear& of(const AdapterRun& run) const { return run.adapter->layers[layer].*linear; }
 
-  // The first product, as `n` units of work.
-  int n_chunks() const { return static_cast<int>((stride + kAdapterColumns - 1) / kAdapterColumns); }
-  int n_units() const { return block.n_pieces * n_chunks(); }
-  void prepare(int unit, const float* x, int64_t x_stride) const {
-    const AdapterRun& run = block.pieces[unit / n_chunks()];
-    const int column = unit % n_chunks() * kAdapterColumns;
-    const AdaptedLinear& w = of(run);
-    if (column < w.width)
-      shrink(w, run.adapter->is_bfloat16, x, x_stride, block.rows + run.first, run.n, column, t, stride);
+  // The first one, of a piece's rows of the operand of `m`.
+  void multiply_by_a(const AdapterRun& piece, const Matrix& m, const Operand& x) const {
+    const AdaptedLinear& w = of(piece);
+    if (w.width > 0) shrink(w, m, x, block->rows + piece.first, piece.n, t, stride);
   }
 
   // Of rising rows, the first one that is not before `row`.
@@ -154,14 +149,14 @@ struct Adapting {
 
   // The second one, of a tile of n rows from `row` on.
   void add(int panel, int row, int n, float* tile) const {
-    for (int i = 0; i < block.n_runs; ++i) {
-      const AdapterRun& run = block.runs[i];
-      const int32_t *begin = block.rows + run.first, *end = begin + run.n;
+    for (int i = 0; i < block->n_runs; ++i) {
+      const AdapterRun& run = block->runs[i];
+      const int32_t *begin = block->rows + run.first, *end = begin + run.n;
       if (*begin < row) begin = first_from(row, begin, end);
       if (begin < end && end[-1] >= row + n) end = first_from(row + n, begin, end);
       const AdaptedLinear& w = of(run);
       if (begin < end && w.width > 0)
-        expand(w, run.adapter->is_bfloat16, panel, t, stride, begin, static_cast<int>(end - begin), row, tile);
+        expand(w, panel, t, stride, begin, static_cast<int>(end - begin), row, tile);
     }
   }
 };
@@ -174,7 +169,7 @@ struct Product {
   Multiply multiply_panel;
   bool gated;
   int width;  // columns of the result
-  const Adapting* adapting;  // or null
+  const Adapting& adapting;
 
   void product(int panel, int row, int n_rows, float* tile, const uint8_t* ahead) const {
     if (ahead != nullptr) {  // the next panel's exact weights
@@ -182,7 +177,7 @@ struct Product {
       for (int64_t i = 0; i < n; i += 32) __builtin_prefetch(w.exact_weights + (panel + 1) * n + i);
     }
     multiply_panel(w, panel, x, row, n_rows, tile, ahead);
-    if (adapting) adapting->add(panel, row, n_rows, tile);
+    if (adapting.block) adapting.add(panel, row, n_rows, tile);
   }
 
   // Outputs `out` (a panel, or a pair of gate and up) for the rows.
@@ -218,7 +213,7 @@ const uint8_t* first_weights(const Matrix& w, int sharer, int sharers) {
 
 // y = x W^T for n_rows rows. then: the matrix that is needed next, or null; its first weights are fetched at the end.
 void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, const Matrix* then, Team& team, int member,
-              const Adapting* adapting = nullptr) {
+              const Adapting& adapting = {}) {
   const bool gated = sink.kind == Sink::kGate;
   const int step = gated ? 2 : 1, n_outs = w.n_panels / step;
   const Product product{w, x, sink, multiply_of(w.format), gated, gated ? w.n_out / 2 : w.n_out, adapting};
@@ -281,7 +276,7 @@ struct ExpertRoom {
 
 // Memory of an iteration.
 struct Workspace {
-  float *qkv, *attended, *wide, *sums, *cos[kRopes], *sin[kRopes], *head_row, *attention_scratch, *attention_partial, *adapted;
+  float *qkv, *attended, *wide, *sums, *cos[kRopes], *sin[kRopes], *head_row, *attention_scratch, *attention_partial, *adapted, *own_adapted;
   size_t scratch_floats;
   OperandRoom room;
   Operand shared, own;  // own: room for kAlone rows of each member
@@ -315,6 +310,7 @@ struct Workspace {
     attention_partial = c.take<float>(static_cast<int64_t>(ORCASERVE_ISA::attention_partial_floats(m, it, kv)));
     shared = room.carve(c, static_cast<int>(block));
     own = room.carve(c, kAlone * n_threads);
+    own_adapted = c.take<float>(it.adapters ? int64_t{kAlone} * n_threads * it.adapter_width : 0);
     bytes = c.used();
   }
 
@@ -381,75 +377,96 @@ class Pass {
     }
   }
 
-  // The operand of `w` from rows of the hidden states, normed if the model has the norm.
-  Operand read(const Matrix& w, int index, int first, int n, const NormWeights& norm) {
-    if (!norm.weight) return take(w, index, n, x(first));
-    return prepare(w, index, n, &norm, [&](int row) { return x(first + row); });
-  }
+  // A Linear of a layer, or the head.
+  struct Linear {
+    const Matrix& w;
+    int number;                            // of all, in the order of Iteration::observed; -1: it is not observed
+    AdaptedLinear AdaptedLayer::*adapted;  // null: it has no adapters
+    int layer;
+  };
 
   // The number of a matrix of a layer, or of the head, in Iteration::observed.
   int observed(int layer, int matrix) const { return layer * observed_matrices(m_.n_experts) + matrix; }
 
-  // The operand of `w`, the index-th matrix (-1: which is not observed), from rows source(i) of floats; norm may be null.
+  Linear linear_of(const Layer& layer, int index, Matrix Layer::*w) const {
+    if (w == &Layer::qkv) return {layer.qkv, observed(index, 0), &AdaptedLayer::qkv, index};
+    if (w == &Layer::out) return {layer.out, observed(index, 1), &AdaptedLayer::out, index};
+    if (w == &Layer::up) return {layer.up, observed(index, 2), &AdaptedLayer::up, index};
+    return {layer.down, observed(index, 3), &AdaptedLayer::down, index};
+  }
+
+  // What goes into a Linear: its operand, and what adapters have made of it.
+  struct Input {
+    Operand x;
+    Adapting adapting;
+  };
+
+  // Rows that so few make ready are made ready by every member for itself.
+  bool is_alone(int n_rows) const { return n_rows <= kAlone && Cut(n_rows, team_.size()).n_cuts == 1 && team_.size() > 1; }
+
+  // What adapters will add to a block of rows that begins with `first`.
+  Adapting adapting(const Linear& linear, int first, int n_rows) const {
+    if (!it_.adapters || !linear.adapted || it_.adapters[first / kRowBlock].n_runs == 0) return {};
+    float* t = is_alone(n_rows) ? ws_.own_adapted + int64_t{kAlone} * member_ * it_.adapter_width : ws_.adapted;
+    return {&it_.adapters[first / kRowBlock], linear.adapted, linear.layer, t, it_.adapter_width};
+  }
+
+  // The input of a Linear from rows source(i) of floats; with adapters, they follow each other. norm may be null.
   template <typename Source>
-  Operand prepare(const Matrix& w, int index, int n_rows, const NormWeights* norm, const Source& source) {
-    const bool alone = n_rows <= kAlone && Cut(n_rows, team_.size()).n_cuts == 1 && team_.size() > 1;
-    const Operand to = shaped(alone ? ws_.own_of(member_) : ws_.shared, w);
+  Input prepare(const Linear& linear, const Adapting& adapting, int n_rows, const NormWeights* norm, const Source& source) {
+    const Matrix& w = linear.w;
+    const bool alone = is_alone(n_rows);
+    Operand to = shaped(alone ? ws_.own_of(member_) : ws_.shared, w);
     float* normed = const_cast<float*>(to.x);
     const bool integer = is_integer(w);
-    for_rows(n_rows, alone, team_, member_, kRowsPerUnit, [&](int row) {
+    const auto make_ready = [&](int row) {
       const float* from = source(row);
       if (norm) {
         normalise(m_.norm, m_.norm_eps, *norm, from, w.n_in, normed + row * to.stride);
         from = normed + row * to.stride;
       }
       if (integer) quantise(w, from, to, row);
-    });
-    if (it_.observed && index >= 0 && member_ == 0)
-      for (int row = 0; row < n_rows; ++row) observe(norm ? normed + row * to.stride : source(row), w.n_in, it_.observed[index]);
-    return to;
+    };
+    if (!norm && adapting.block) to.x = source(0);
+    if (!adapting.block)
+      for_rows(n_rows, alone, team_, member_, kRowsPerUnit, make_ready);
+    else
+      for_rows(adapting.block->n_pieces, alone, team_, member_, 1, [&](int unit) {
+        const AdapterRun& piece = adapting.block->pieces[unit];
+        for (int i = 0; i < piece.n; ++i) make_ready(adapting.block->rows[piece.first + i]);
+        if (piece.adapter) adapting.multiply_by_a(piece, w, to);
+      });
+    if (it_.observed && linear.number >= 0 && member_ == 0)
+      for (int row = 0; row < n_rows; ++row)
+        observe(norm ? normed + row * to.stride : source(row), w.n_in, it_.observed[linear.number]);
+    return {to, adapting};
   }
 
   static void observe(const float* x, int n, double* sums) {
     for (int i = 0; i < n; ++i) sums[i] += double{x[i]} * x[i];
   }
 
-  // The operand of `w` from consecutive rows of floats, without a norm.
-  Operand take(const Matrix& w, int index, int n_rows, const float* rows) {
-    if (is_integer(w)) return prepare(w, index, n_rows, nullptr, [&](int row) { return rows + int64_t{row} * w.n_in; });
+  // The input of a Linear from a block of rows of floats, which begins with `first`; normed if the model has the norm.
+  Input read(const Linear& linear, int first, int n_rows, const float* rows, const NormWeights& norm = {}) {
+    const Adapting added = adapting(linear, first, n_rows);
+    const int64_t stride = linear.w.n_in;
+    if (norm.weight || is_integer(linear.w) || added.block)
+      return prepare(linear, added, n_rows, norm.weight ? &norm : nullptr, [&](int row) { return rows + row * stride; });
     Operand o{};
     o.x = rows;
-    o.stride = w.n_in;
-    return o;
+    o.stride = stride;
+    return {o, added};
   }
 
-  // A Linear of a block of rows that begins with `first`, with what their adapters add. x: its input as floats.
-  void multiply_adapted(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, int first, const Operand& operand,
-                        const float* x, int64_t stride, int n, const Sink& sink, const Matrix* then) {
-    if (!it_.adapters || it_.adapters[first / kRowBlock].n_runs == 0) {
-      multiply(w, operand, n, sink, then, team_, member_);
-      return;
-    }
-    const Adapting adapting{it_.adapters[first / kRowBlock], linear, index, ws_.adapted, it_.adapter_width};
-    for_rows(adapting.n_units(), false, team_, member_, 1, [&](int unit) { adapting.prepare(unit, x, stride); });
-    multiply(w, operand, n, sink, then, team_, member_, &adapting);
+  void multiply(const Linear& linear, const Input& input, int n, const Sink& sink, const Matrix* then) {
+    ORCASERVE_ISA::multiply(linear.w, input.x, n, sink, then, team_, member_, input.adapting);
   }
 
   void project(const Layer& layer, int index, int first, int n) {
-    const Matrix& w = layer.qkv;
-    const Matrix* then = m_.parallel ? &layer.up : &layer.out;
-    multiply_states(w, &AdaptedLayer::qkv, index, observed(index, 0), first, n, layer.attention_norm,
-                    {Sink::kStore, ws_.qkv + int64_t{first} * w.n_out, w.n_out}, then);
+    const Linear qkv = linear_of(layer, index, &Layer::qkv);
+    multiply(qkv, read(qkv, first, n, x(first), layer.attention_norm), n,
+             {Sink::kStore, ws_.qkv + int64_t{first} * qkv.w.n_out, qkv.w.n_out}, m_.parallel ? &layer.up : &layer.out);
     if (layer.q_norm.weight) norm_heads(layer, first, n);
-  }
-
-  // A Linear, the matrix-th of all, of rows of the hidden states, normed if the model has the norm.
-  void multiply_states(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, int matrix, int first, int n,
-                       const NormWeights& norm, const Sink& sink, const Matrix* then) {
-    const Operand operand = read(w, matrix, first, n, norm);
-    const float* rows = norm.weight ? operand.x : x(first);
-    const int64_t stride = norm.weight ? operand.stride : w.n_in;
-    multiply_adapted(w, linear, index, first, operand, rows, stride, n, sink, then);
   }
 
   // Norms the queries and keys of some rows where they are.
@@ -496,32 +513,32 @@ class Pass {
 
   void finish(const Layer& layer, int index, int first, int n) {
     if (m_.parallel) widen(layer, index, first, n, &layer.out);  // before attention is added to what it reads
-    const float* heads = ws_.attended + int64_t{first} * layer.out.n_in;
-    const Operand attended = take(layer.out, observed(index, 1), n, heads);
+    const Linear out = linear_of(layer, index, &Layer::out), down = linear_of(layer, index, &Layer::down);
+    const float* heads = ws_.attended + int64_t{first} * out.w.n_in;
     const Matrix* after = m_.parallel ? &layer.down : layer.experts ? &layer.router : &layer.up;
-    accumulate(layer.out, &AdaptedLayer::out, index, attended, heads, layer.post_attention_norm, first, n, after, n);
+    accumulate(out, heads, layer.post_attention_norm, first, n, after, n);
     const Matrix* then = index + 1 < m_.n_layers ? &m_.layers[index + 1].qkv : m_.last ? &m_.head : nullptr;
     const int next = first + n < it_.n_tokens ? first + n : index + 1 < m_.n_layers ? 0 : it_.n_tokens;
     const int n_next = least(kRowBlock, it_.n_tokens - next);
     if (layer.experts) return add_experts(layer, index, first, n, then, n_next);
     if (!m_.parallel) widen(layer, index, first, n, &layer.down);
-    const Operand wide = take(layer.down, observed(index, 3), n, ws_.wide);
-    accumulate(layer.down, &AdaptedLayer::down, index, wide, ws_.wide, layer.post_mlp_norm, first, n, then, n_next);
+    accumulate(down, ws_.wide, layer.post_mlp_norm, first, n, then, n_next);
   }
 
   // The first half of the MLP.
   void widen(const Layer& layer, int index, int first, int n, const Matrix* then) {
+    const Linear up = linear_of(layer, index, &Layer::up);
     const Sink sink{m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation};
-    multiply_states(layer.up, &AdaptedLayer::up, index, observed(index, 2), first, n, layer.mlp_norm, sink, then);
+    multiply(up, read(up, first, n, x(first), layer.mlp_norm), n, sink, then);
   }
 
-  // x += scale * norm(operand W^T, summed over shards); operand: of `rows`. n_next: rows of the next such sum.
-  void accumulate(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, const Operand& operand, const float* rows,
-                  const NormWeights& norm, int first, int n, const Matrix* then, int n_next) {
+  // x += scale * norm(rows W^T, summed over shards). n_next: rows of the next such sum.
+  void accumulate(const Linear& linear, const float* rows, const NormWeights& norm, int first, int n, const Matrix* then,
+                  int n_next) {
     const float scale = m_.residual_scale;
     const bool apart = it_.all_reduce || norm.weight || scale != 1.0f;
     const Sink sink = apart ? Sink{Sink::kStore, ws_.sums, hidden_} : Sink{Sink::kAdd, x(first), hidden_};
-    multiply_adapted(w, linear, index, first, operand, rows, w.n_in, n, sink, then);
+    multiply(linear, read(linear, first, n, rows), n, sink, then);
     if (!apart) return;
     reduce(n, n_next);
     for_rows(n, false, team_, member_, kRowsPerUnit, [&](int row) { add_sum(norm, first, row); });
@@ -546,10 +563,12 @@ class Pass {
 
   // The MLP of a layer of experts: the rows of all requests that chose an expert go through it together.
   void add_experts(const Layer& layer, int index, int first, int n, const Matrix* then, int n_next) {
-    const Operand states = read(layer.router, -1, first, n, layer.mlp_norm);
+    const Linear router{layer.router, -1, nullptr, index};
+    const Input input = read(router, first, n, x(first), layer.mlp_norm);
+    const Operand& states = input.x;
     if (it_.observed && member_ == 0)
       for (int row = 0; row < n; ++row) observe(states.x + row * states.stride, hidden_, it_.observed[observed(index, 2)]);
-    multiply(layer.router, states, n, {Sink::kStore, ws_.experts.logits, m_.n_experts}, nullptr, team_, member_);
+    multiply(router, input, n, {Sink::kStore, ws_.experts.logits, m_.n_experts}, nullptr);
     const Routing routing = route(n);
     const Operand normed = enter(layer.experts, &Expert::up, routing, -1,
                                  [&](int entry) { return states.x + routing.row_of[entry] * states.stride; });
@@ -631,6 +650,7 @@ class Pass {
   void multiply_experts(const ExpertLinear& linear, const Routing& r, const Operand& x, Sink::Kind kind, float* y,
                         const After& after) {
     const int n_outs = linear.n_outs(), width = linear.of(0).n_out / linear.step;
+    const Adapting none{};
     for (int i = 0; i < team_.size(); ++i) {
       const int queue = (member_ + i) % team_.size();
       const Range units(linear.n_units(r), queue, team_.size());
@@ -639,7 +659,7 @@ class Pass {
         const Matrix& w = linear.of(expert);
         const Operand own = shaped(ws_.experts.room.from(x, first), w);
         const Sink sink{kind, y + int64_t{first} * width, width, m_.activation};
-        const Product product{w, own, sink, multiply_of(w.format), kind == Sink::kGate, width, nullptr};
+        const Product product{w, own, sink, multiply_of(w.format), kind == Sink::kGate, width, none};
         product.compute(unit % n_outs, Range(r.n_rows(expert), 0, 1),
                         unit + 1 < units.end ? linear.weights(r, unit + 1) : after(queue));
       }
@@ -651,10 +671,11 @@ class Pass {
   void head() {
     for (int first = 0; first < it_.n_logits; first += kRowBlock) {
       const int n = least(kRowBlock, it_.n_logits - first);
-      const Operand operand =
-          prepare(m_.head, observed(m_.n_layers, 0), n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
-      multiply(m_.head, operand, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},
-               m_.n_layers ? &m_.layers[0].qkv : nullptr, team_, member_);
+      const Linear head{m_.head, observed(m_.n_layers, 0), nullptr, m_.n_layers};
+      const Input input = prepare(head, {}, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
+      const Operand& operand = input.x;
+      multiply(head, input, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},
+               m_.n_layers ? &m_.layers[0].qkv : nullptr);
       const bool scales = m_.logit_scale != 1.0f || m_.logit_softcap != 0.0f;
       if (!m_.head_rows.rows && !scales) continue;
       float* buffer = ws_.head_row + int64_t{hidden_} * member_;

@@ -196,7 +196,7 @@ void NativeModel::run_piece(Iteration it, int begin, int end, const KVRegion& kv
   if (it.token_ids) it.token_ids += begin;
   for (Frequencies& frequencies : it.frequencies)
     if (frequencies.set) frequencies.set += first;
-  adapters_.lay_out(adapter_of ? adapter_of + first : nullptr, &it);
+  adapters_.lay_out(adapter_of ? adapter_of + first : nullptr, team.size(), &it);
   const std::vector<Block> blocks =
       cut_blocks(it.starts, it.contexts, it.n_requests, model_.n_heads / model_.n_kv_heads, model_.n_kv_heads, team.size());
   it.blocks = blocks.data();

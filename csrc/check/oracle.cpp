@@ -5,6 +5,9 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "adapted.h"
+#include "toy_adapter.h"
+
 namespace orcaserve::check {
 namespace {
 
@@ -201,16 +204,24 @@ Doubles multiply(const Dense& w, const Doubles& x, Doubles& squares) {
   return w(x);
 }
 
+// The same of a layer's Linear, with what an adapter adds.
+Doubles multiply(const Dense& w, const Matrix& m, const AdaptedLinear* adapter, bool interleaved, const Doubles& x,
+                 Doubles& squares) {
+  const Doubles y = multiply(w, x, squares);
+  return adapter ? sum(y, adapted(*adapter, m, interleaved, x)) : y;
+}
+
 }  // namespace
 
 // The i-th of a layer's; the squares are those of what `down` reads.
-Doubles Oracle::mlp(const DenseLayer& layer, size_t i, const Doubles& x, Doubles& squares) const {
+Doubles Oracle::mlp(const DenseLayer& layer, size_t i, const Doubles& x, Doubles& squares, const AdaptedLayer* adapter) const {
   Doubles wide = layer.ups[i](x);
+  if (adapter) wide = sum(wide, adapted(adapter->up, layer.layer->up, model_.gated, x));
   const size_t width = model_.gated ? wide.size() / 2 : wide.size();
   for (size_t j = 0; j < width; ++j)
     wide[j] = activate(model_.activation, wide[j]) * (model_.gated ? wide[width + j] : 1.0);
   wide.resize(width);
-  return multiply(layer.downs[i], wide, squares);
+  return multiply(layer.downs[i], layer.layer->down, adapter ? &adapter->down : nullptr, false, wide, squares);
 }
 
 // squares: of each expert's `down`.
@@ -230,7 +241,7 @@ Doubles Oracle::experts(const DenseLayer& layer, const Doubles& x, Doubles* squa
   return y;
 }
 
-Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set) const {
+Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set, const ToyAdapter* adapter) const {
   const int dim = model_.head_dim, q = model_.n_heads * dim, kv = model_.n_kv_heads * dim;
   request.keys.resize(layers_.size());
   request.values.resize(layers_.size());
@@ -246,8 +257,9 @@ Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set
     const DenseLayer& layer = layers_[i];
     Doubles* squares = &request.squares[n_observed * i];
     const Layer& l = *layer.layer;
+    const AdaptedLayer* own = adapter ? &adapter->layer(i) : nullptr;
     const Doubles input = x;
-    Doubles qkv = multiply(layer.qkv, norm(l.attention_norm, x), squares[0]);
+    Doubles qkv = multiply(layer.qkv, l.qkv, own ? &own->qkv : nullptr, false, norm(l.attention_norm, x), squares[0]);
     if (l.q_norm.weight) {
       norm_heads(l.q_norm, qkv.data(), model_.n_heads);
       norm_heads(l.k_norm, qkv.data() + q, model_.n_kv_heads);
@@ -263,11 +275,12 @@ Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set
     if (storage_ == Storage::kInt8) turn_heads(key);
     request.keys[i].push_back(stored(key));
     request.values[i].push_back(stored(Doubles(values, qkv.end())));
-    const Doubles attended = multiply(layer.out, attend(qkv, request.keys[i], request.values[i], l.window), squares[1]);
+    const Doubles heads = attend(qkv, request.keys[i], request.values[i], l.window);
+    const Doubles attended = multiply(layer.out, l.out, own ? &own->out : nullptr, false, heads, squares[1]);
     x = sum(x, norm(l.post_attention_norm, attended), residual_scale);
     const Doubles normed = norm(l.mlp_norm, model_.parallel ? input : x);
     observe(normed, squares[2]);
-    const Doubles given = l.experts ? experts(layer, normed, squares + 3) : mlp(layer, 0, normed, squares[3]);
+    const Doubles given = l.experts ? experts(layer, normed, squares + 3) : mlp(layer, 0, normed, squares[3], own);
     x = sum(x, norm(l.post_mlp_norm, given), residual_scale);
   }
   x = norm(model_.norm_out, x);

@@ -165,7 +165,7 @@ Table ToyModel::table(RowFormat format, int n_rows) {
   return table;
 }
 
-ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shape) {
+ToyModel::ToyModel(const Shape& shape, Format layers, Format head, bool adapted) : shape_(shape) {
   const int q = shape.n_heads * shape.head_dim, kv = shape.n_kv_heads * shape.head_dim, hidden = shape.hidden;
   for (int i = 0; i < shape.n_layers; ++i) {
     Layer layer{};
@@ -239,6 +239,10 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
   m.head = shape.tied ? tied_head(head) : matrix(shape.vocab, hidden, head);
   if (shape.tied && head == Format::kInt8) m.head_rows = m.embedding;
   if (shape.positions) m.positions = table(RowFormat::kFloat32, kMostTokens);
+  if (!adapted) return;
+  made_.emplace_back(m, 5, 1, 41);
+  made_.emplace_back(m, 19, -1, 43);
+  for (const ToyAdapter& adapter : made_) adapters_.push_back(&adapter);
 }
 
 NativeModel ToyModel::native(int first_layer, int n_layers) const {

@@ -9,6 +9,7 @@
 #include "array.h"
 #include "oracle.h"
 #include "packed.h"
+#include "toy_adapter.h"
 
 namespace orcaserve::check {
 
@@ -42,8 +43,8 @@ extern const Shape kLlama, kShallow, kGpt2, kOdd, kSandwich, kParallel, kWindows
 // The weights of a model and everything else that a NativeModel borrows.
 class ToyModel {
  public:
-  // head: format of the head, which may differ from the layers'.
-  ToyModel(const Shape& shape, Format layers, Format head);
+  // head: format of the head, which may differ from the layers'. adapted: has two adapters, of different ranks.
+  ToyModel(const Shape& shape, Format layers, Format head, bool adapted = false);
 
   // All layers, or a run of them as a worker has them.
   NativeModel native() const { return native(0, model_.n_layers); }
@@ -51,6 +52,7 @@ class ToyModel {
 
   const Model& model() const { return model_; }
   const Turns& turns() const { return turns_; }
+  const std::vector<const ToyAdapter*>& adapters() const { return adapters_; }
 
  private:
   Matrix matrix(int n_out, int n_in, Format format, bool interleaved = false);
@@ -70,6 +72,8 @@ class ToyModel {
   std::deque<std::vector<Expert>> experts_;
   Turns turns_;
   Model model_{};
+  std::deque<ToyAdapter> made_;
+  std::vector<const ToyAdapter*> adapters_;
 };
 
 }  // namespace orcaserve::check

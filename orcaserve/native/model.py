@@ -18,7 +18,7 @@ from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
 from orcaserve.model.weights import Expert, Layer, PartWeights
 from orcaserve.native import _kernels
-from orcaserve.native.adapter import holds_bfloat16, pack_adapter
+from orcaserve.native.adapter import pack_adapter
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Norm, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.packing import PackedMatrix
@@ -165,9 +165,7 @@ class NativeModel:
 
     def make_adapter(self, adapter: Adapter) -> _kernels.Adapter:
         """As the kernels read it. It is of this part. From any thread."""
-        layers = self.weights.layers
-        bfloat16 = holds_bfloat16(layers[0].qkv)
-        return _kernels.Adapter(self._native, bfloat16, pack_adapter(adapter, layers, bfloat16))
+        return _kernels.Adapter(self._native, pack_adapter(adapter, self.weights.layers))
 
     def add_adapter(self, number: int, made: _kernels.Adapter) -> None:
         """From now on layouts may name it."""
