@@ -120,7 +120,8 @@ def _column_unit(n: int, n_parts: int) -> int:
         return max(len(share(n, part, n_parts, unit)) for part in range(n_parts))
 
     most = largest(COLUMN_UNIT) * (1 + _UNEVEN)
-    return next((group for group in _GROUPS if n % group == 0 and largest(group) <= most), COLUMN_UNIT)
+    whole = [group for group in _GROUPS if n % group == 0 and n // group >= n_parts]  # with some for every part
+    return next((group for group in whole if largest(group) <= most), COLUMN_UNIT)
 
 
 def share(n: int, part: int, n_parts: int, unit: int = 1) -> range:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from orcaserve.config import EngineConfig, ModelConfig, NodesConfig, ParallelConfig
@@ -59,6 +59,7 @@ def test_layers_are_divided_as_asked_for(split: list[int], spec: ModelSpec) -> N
 
 
 @given(n_kv_heads=st.integers(1, 16), group=st.integers(1, 4), n_shards=st.integers(1, 16), mlp=st.integers(1, 4000))
+@example(n_kv_heads=3, group=1, n_shards=3, mlp=256)  # two groups of 128 would leave a shard without
 def test_heads_go_with_their_keys_and_values(
     n_kv_heads: int, group: int, n_shards: int, mlp: int, spec: ModelSpec
 ) -> None:
