@@ -50,16 +50,17 @@ def measure(folder: Path, args: argparse.Namespace) -> Results:
 
 
 def rows(results: Results, args: argparse.Namespace, operations: int) -> Iterator[tuple[object, ...]]:
-    reads = {form: [round(weights_read(MIXTURE, batch) * BYTES[form]) for batch in args.batch] for form in BYTES}
-    limits = machine_limits.measure(sorted({n for form in (*KERNELS, *PYTORCH) for n in reads[form]}))
+    whole = {form: round(MIXTURE.parameters * BYTES[form]) for form in (*KERNELS, *PYTORCH)}
+    limits = machine_limits.measure(sorted(whole.values()))  # one token's experts are seldom the next one's
     for form in (*KERNELS, *PYTORCH):
         engine = "kernels" if form in KERNELS else "PyTorch"
-        for batch, n_bytes in zip(args.batch, reads[form], strict=True):
+        for batch in args.batch:
+            n_bytes = weights_read(MIXTURE, batch) * BYTES[form]
             rate = results.figure(Subject("orcaserve", form), batch, args.prompt, DECODE)
             if rate is None:
                 continue
             seconds, peak = batch / rate, limits.arithmetic(form)
-            share = n_bytes / 1e9 / seconds / limits.read(n_bytes)
+            share = n_bytes / 1e9 / seconds / limits.read(whole[form])
             arithmetic = "" if peak is None else f"{operations * rate / 1e9 / peak:.1%}"
             figures = f"{rate:,.1f}", f"{seconds * 1e3:,.1f}", f"{n_bytes / 1e6:,.0f}", f"{share:.0%}", arithmetic
             yield f"{engine}, {form}", batch, *figures
