@@ -22,7 +22,7 @@ from orcaserve.model.families.settings import Settings
 from orcaserve.model.parameter import Cut, Floats, Parameter
 from orcaserve.model.part import Part
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
-from orcaserve.model.weights import Expert, Layer, MatrixT, NormT, PartWeights, TableT, Weights, WeightsBuilder
+from orcaserve.model.weights import Expert, Layer, MatrixT, NormT, Nothing, PartWeights, TableT, Weights, WeightsBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -89,20 +89,6 @@ def _describe(checkpoint: Checkpoint) -> tuple[ModelSpec, Names]:
     return replace(spec, eos_ids=ids), names
 
 
-class _Nothing:
-    """A WeightsBuilder for what other workers have: it asks for no numbers."""
-
-    def norm(self, weight: Floats, bias: Floats | None) -> None: ...
-    def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> None: ...
-    def table(self, rows: Parameter) -> None: ...
-    def router(self, rows: Parameter) -> None: ...
-    def tied(self, table: Parameter) -> tuple[None, None]:
-        return None, None
-
-    def tied_head(self, rows: Parameter) -> tuple[None, None]:
-        return None, None
-
-
 class _Loader:
     """Takes tensors out of a checkpoint, each once."""
 
@@ -130,7 +116,7 @@ class _Loader:
             if self._reads:
                 layers.append(self._layer(builder, start, i))
             else:
-                self._layer(_Nothing(), start, i)
+                self._layer(Nothing(), start, i)
         self._reads = part.last
         norm = self._norm(builder, names.norm)
         weights = PartWeights(

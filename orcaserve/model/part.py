@@ -30,10 +30,7 @@ class Part:
     n_shards: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.layers.start < self.layers.stop <= self.spec.n_layers or self.layers.step != 1:
-            raise ConfigError("layers", f"{self.layers} is no run of the model's {self.spec.n_layers} layers")
-        if not 0 <= self.shard < self.n_shards:
-            raise ConfigError("shard", f"{self.shard} is none of {self.n_shards}")
+        check_layers_and_shard(self.layers, self.spec.n_layers, self.shard, self.n_shards)
         columns = min(self.spec.mlp_sizes)
         most = min(self.spec.n_kv_heads, -(-columns // COLUMN_UNIT))
         if self.n_shards > most:
@@ -108,6 +105,14 @@ class Part:
             intermediate_size=len(self.columns),
             expert_size=len(self.expert_columns),
         )
+
+
+def check_layers_and_shard(layers: range, n_layers: int, shard: int, n_shards: int) -> None:
+    """Raises ConfigError if there are no such layers of n_layers, or there is no such shard."""
+    if not 0 <= layers.start < layers.stop <= n_layers or layers.step != 1:
+        raise ConfigError("layers", f"{layers} is no run of the model's {n_layers} layers")
+    if not 0 <= shard < n_shards:
+        raise ConfigError("shard", f"{shard} is none of {n_shards}")
 
 
 def _column_unit(n: int, n_parts: int) -> int:

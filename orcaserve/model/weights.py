@@ -93,3 +93,17 @@ class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):
 
     def tied_head(self, rows: Parameter) -> tuple[MatrixT, TableT | None]:
         """The head of a model whose embedding, of which these are rows, is elsewhere; and the rows if they matter."""
+
+
+class Nothing:
+    """A WeightsBuilder for what other workers have: it asks for no numbers."""
+
+    def norm(self, weight: Floats, bias: Floats | None) -> None: ...
+    def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> None: ...
+    def router(self, rows: Parameter) -> None: ...
+    def table(self, rows: Parameter) -> None: ...
+    def tied(self, table: Parameter) -> tuple[None, None]:
+        return None, None
+
+    def tied_head(self, rows: Parameter) -> tuple[None, None]:
+        return None, None

@@ -29,7 +29,7 @@ from orcaserve.native.packed_model import PackedFile, load_packed, save_packed
 from orcaserve.native.packing import PackedMatrix
 from orcaserve.native.precision import choose_precision
 from orcaserve.worker.part_weights import begin_loading
-from orcaserve.worker.plan import Plan
+from orcaserve.worker.plan import Plan, read_plan
 from orcaserve.worker.watching import runs_of_layers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -67,7 +67,7 @@ class _End:
 
 def plan_of(path: Path, p: int, t: int, quantization: str = "auto", **parallel: Any) -> tuple[ModelConfig, Plan]:
     config = ModelConfig(path, "cut", quantization=quantization)  # type: ignore[arg-type]
-    return config, Plan.read(EngineConfig(config, parallel=ParallelConfig(p, t, **parallel)))
+    return config, read_plan(EngineConfig(config, parallel=ParallelConfig(p, t, **parallel)))
 
 
 def load_parts(path: Path, p: int, t: int, quantization: str = "auto", **parallel: Any) -> list[NativePartWeights]:
