@@ -51,7 +51,7 @@ def measure(folder: Path, args: argparse.Namespace) -> Results:
 
 
 def whole(form: str) -> int:
-    """Bytes of all weights: one token's experts are seldom the next one's, so caches help no more than for all of them."""
+    """Bytes of all weights: one token's experts are seldom the next one's, so that caches hold as little as of all."""
     return round(MIXTURE.parameters * BYTES[form])
 
 
