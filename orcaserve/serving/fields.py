@@ -158,6 +158,12 @@ COMMON: dict[str, Field] = {
         "What was computed for a prompt serves others that begin alike only if they have the same salt.",
     ),
     "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
+    "prompt_logprobs": _integer(
+        0,
+        MAX_TOP_LOGPROBS,
+        "Log-probabilities of each token of the prompt, and of so many best ones; not with stream. Counts as echo with "
+        "logprobs does.",
+    ),
     **SAMPLING,
     **STRUCTURED,
 }
@@ -331,7 +337,6 @@ _Harmless = Callable[[Any], bool]
 UNSUPPORTED: dict[str, _Harmless] = {
     "suffix": _is_off,
     "top_logprobs": _is_null_or_false,
-    "prompt_logprobs": _is_null_or_false,
     "echo": _is_null_or_false,
     "tools": _is_off,
     "tool_choice": lambda value: value in (None, "none", "auto"),

@@ -174,18 +174,24 @@ def _schemas() -> Schema:
     message["properties"]["tool_calls"] = calls
     common: Schema = {"id": text, "created": count, "model": text, "usage": usage}
 
-    def choices(logprobs: str, **own: Schema) -> Schema:
+    ranked = _object(logprob=number, rank=count, decoded_token=text)
+    of_prompt: Schema = {
+        "prompt_token_ids": ids,
+        "prompt_logprobs": _list({"type": ["object", "null"], "additionalProperties": ranked}),
+    }
+
+    def choices(logprobs: str, also: Schema, **own: Schema) -> Schema:
         told = {"anyOf": [{"$ref": f"#/components/schemas/{logprobs}"}, {"type": "null"}]}
         choice = _object(index=count, finish_reason=reason, logprobs=told, **own)
-        choice["properties"] |= {"token_ids": ids, "prompt_token_ids": ids}
+        choice["properties"] |= {"token_ids": ids, **also}
         return {"type": "array", "items": choice}
 
-    chat = _object(object={"const": "chat.completion"}, choices=choices("ChatLogprobs", message=message), **common)
-    chat["properties"]["prompt_token_ids"] = ids
+    chat = _object(object={"const": "chat.completion"}, choices=choices("ChatLogprobs", {}, message=message), **common)
+    chat["properties"] |= of_prompt
     token: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {**count, "maximum": 255}}}
     return {
         "Completion": _object(
-            object={"const": "text_completion"}, choices=choices("CompletionLogprobs", text=text), **common
+            object={"const": "text_completion"}, choices=choices("CompletionLogprobs", of_prompt, text=text), **common
         ),
         "ChatCompletion": chat,
         "CompletionLogprobs": _object(
