@@ -33,10 +33,12 @@ SHARE = 0.9  # of the prompts: equal, or left at a close step
 BOUNDS = {"float32": 0.005, "bfloat16": 0.005, "int8": 0.005, "int4": 0.01}  # of perplexity, by weights
 
 
-def perplexities(subjects: Sequence[Subject], text: Sequence[int], n_windows: int | None) -> list[Tally]:
+def perplexities(
+    subjects: Sequence[Subject], text: Sequence[int], n_windows: int | None, length: int = WINDOW
+) -> list[Tally]:
     """One tally per subject, the first being the reference."""
     tallies = [Tally() for _ in subjects]
-    for window in list(windows(text, WINDOW))[:n_windows]:
+    for window in list(windows(text, length))[:n_windows]:
         logits = [subject.logits(window) for subject in subjects]
         for rows, targets in blocks(window):
             reference = log_softmax(logits[0][rows])

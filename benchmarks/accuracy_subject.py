@@ -10,6 +10,7 @@ import numpy as np
 from accuracy_measures import Floats
 
 from orcaserve.config import PAGE_SIZE
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
@@ -62,7 +63,7 @@ def load_subject(path: Path, form: str, n_tokens: int, n_threads: int | None) ->
     weights, storage = form.split("/")
     floats = weights in ("float32", "bfloat16")
     team = _kernels.Team(n_threads or available_cores())
-    with ModelFiles(path) as files:
+    with ModelFiles(path, HEAD_UNIT) as files:
         precision = choose_precision(weights if floats else "auto", "none" if floats else weights, files.matrix_kinds)
         model = NativeModel(files.spec, build_weights(files, precision, team), team)
     kv = KVManager(n_tokens, PAGE_SIZE)

@@ -21,7 +21,7 @@ from orcaserve.native import _kernels
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.model import NativeModel
 from orcaserve.worker.part_weights import begin_loading
-from orcaserve.worker.plan import Plan
+from orcaserve.worker.plan import Plan, read_plan
 
 
 class _Meeting:
@@ -72,7 +72,7 @@ class _Worker:
 def load_cut_subject(path: Path, quantization: str, p: int, t: int, n_tokens: int) -> Subject:
     """With room for the K/V of n_tokens tokens."""
     config = EngineConfig(ModelConfig(path, "cut", quantization=quantization), parallel=ParallelConfig(p, t))  # type: ignore[arg-type]
-    plan, meeting, kv = Plan.read(config), _Meeting(p, t), KVManager(n_tokens, PAGE_SIZE)
+    plan, meeting, kv = read_plan(config), _Meeting(p, t), KVManager(n_tokens, PAGE_SIZE)
     pool = ThreadPoolExecutor(p * t)
     workers = list(pool.map(lambda place: _Worker(config, plan, place, meeting, kv.n_pages), plan.places))
 

@@ -1,6 +1,6 @@
 """Does a server that is asked for ten times what it can do still do what it can, as quickly, and say no at once?
 
-    python benchmarks/overload.py [--seconds 300] [--rounds 5] [--connections 512] [--places 16] [--queue 4]
+    python benchmarks/overload.py [--seconds 300] [--rounds 10] [--connections 512] [--places 16] [--queue 4]
                                   [--out FILE.md]
 
 Capacity: clients for all places and half of the queue (the other half is kept for who was refused), each of which sends
@@ -203,7 +203,7 @@ def main() -> int:
     parser.add_argument("--model")
     parser.add_argument("--form", default="int8/int8", help="weights/K/V")
     parser.add_argument("--seconds", type=float, default=300.0, help="of overload, in all rounds together")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--connections", type=int, default=512)
     parser.add_argument("--places", type=int, default=16)
     parser.add_argument("--queue", type=int, default=4)
@@ -218,7 +218,7 @@ def main() -> int:
         be_nice()
         base, pid, n_full = server.base, server.process.pid, args.places + args.queue // 2
         each = args.seconds / args.rounds
-        short = max(each / 4, RAMP + 5.0)
+        short = max(each / 2, RAMP + 5.0)
         uvloop.run(closed_loop(base, n_full, 5.0, rng, PROMPT, MOST))  # warms up
         full, over, memory = Load(), Load(), Memory([pid, *children(pid)])
 

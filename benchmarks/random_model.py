@@ -1,4 +1,4 @@
-"""A checkpoint folder of Llama's kind with random weights in bfloat16, of any size, for measuring speed and memory."""
+"""A checkpoint folder of Llama's or Mixtral's kind with random weights in bfloat16, for measuring speed and memory."""
 
 from __future__ import annotations
 
@@ -12,19 +12,24 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
+    """experts: MLPs of each layer, of which `chosen` are each token's; 0: one for all."""
+
     hidden: int
     layers: int
     heads: int
     kv_heads: int
     intermediate: int
     vocab: int
+    experts: int = 0
+    chosen: int = 0
 
     @property
     def parameters(self) -> int:
         """Of all matrices."""
         head_dim = self.hidden // self.heads
         attention = self.hidden * head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate) + 2 * self.vocab * self.hidden
+        mlp = 3 * self.hidden * self.intermediate * max(self.experts, 1) + self.experts * self.hidden
+        return self.layers * (attention + mlp) + 2 * self.vocab * self.hidden
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Every tensor of the checkpoint, by transformers' names."""
@@ -36,18 +41,28 @@ class Sizes:
             "self_attn.k_proj": (kv, self.hidden),
             "self_attn.v_proj": (kv, self.hidden),
             "self_attn.o_proj": (self.hidden, self.hidden),
-            "mlp.gate_proj": (self.intermediate, self.hidden),
-            "mlp.up_proj": (self.intermediate, self.hidden),
-            "mlp.down_proj": (self.hidden, self.intermediate),
+            **self._mlps(),
         }
         ends = {"model.embed_tokens": (self.vocab, self.hidden), "model.norm": (self.hidden,)}
         ends["lm_head"] = (self.vocab, self.hidden)
         layers = {f"model.layers.{i}.{name}": shape for i in range(self.layers) for name, shape in layer.items()}
         return {f"{name}.weight": shape for name, shape in (ends | layers).items()}
 
+    def _mlps(self) -> dict[str, tuple[int, ...]]:
+        wide, narrow = (self.intermediate, self.hidden), (self.hidden, self.intermediate)
+        if not self.experts:
+            return {"mlp.gate_proj": wide, "mlp.up_proj": wide, "mlp.down_proj": narrow}
+        shapes = {"block_sparse_moe.gate": (self.experts, self.hidden)}
+        for e in range(self.experts):
+            start = f"block_sparse_moe.experts.{e}."
+            shapes |= {f"{start}w1": wide, f"{start}w3": wide, f"{start}w2": narrow}
+        return shapes
+
 
 # 1.1 billion parameters: the sizes of TinyLlama.
 BILLION = Sizes(hidden=2048, layers=22, heads=32, kv_heads=4, intermediate=5632, vocab=32_000)
+# 0.8 billion, of which a token uses a quarter: Mixtral's shape, smaller.
+MIXTURE = Sizes(hidden=1024, layers=8, heads=16, kv_heads=4, intermediate=3584, vocab=32_000, experts=8, chosen=2)
 
 
 def write_model(folder: Path, sizes: Sizes) -> None:
@@ -59,6 +74,9 @@ def write_model(folder: Path, sizes: Sizes) -> None:
         "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0, "tie_word_embeddings": False,
         "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
+    if sizes.experts:
+        config |= {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral", "sliding_window": None,
+                   "num_local_experts": sizes.experts, "num_experts_per_tok": sizes.chosen}  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
     header, at = {}, 0
     for name, shape in sizes.shapes().items():

@@ -11,12 +11,16 @@ arrival, with the lengths of the paper's trace (input U(32, 512), output U(1, 12
             that what they take is learnt), 100 clients who share by tokens, weights, three priorities, every tenth
             request in the background, and deadlines, of which none passes
 
-An iteration of `users` also asks who is too late, as the loop does.
+An iteration of `users` also asks who is too late, as the loop does. What the scheduler prepares while the device works
+is not timed.
+
+With --idle it sleeps for so many milliseconds before each result, as the loop does while the device works. Then all
+that is run is cold, and takes two to seven times as long: as in a server.
 
 With --prefix-caching the scheduler shares prefixes: prompts begin with the same 48 tokens, and the rest is their own.
 Then it is also told what it takes to find the 992 tokens that a prompt of 1,000 shares.
 
-    python benchmarks/scheduler_cost.py [--prefix-caching] [--json]
+    python benchmarks/scheduler_cost.py [--prefix-caching] [--idle 20 --iterations 200] [--json]
 """
 
 from __future__ import annotations
@@ -109,7 +113,7 @@ def microseconds_to_find(n_tokens: int = 1000) -> float:
     return round(statistics.median(seconds) * 1e6, 1)
 
 
-def measure(case: str, pool_size: int, iterations: int, caching: bool) -> Row:
+def measure(case: str, pool_size: int, iterations: int, caching: bool, idle: float) -> Row:
     n_slots, n_workers = CASES[case]
     prefixes = PrefixCache(PAGE_SIZE) if caching else None
     scheduler = Scheduler(n_slots, MAX_BS, n_workers, PAGE_SIZE, _policy(case, n_workers), prefixes)
@@ -129,6 +133,9 @@ def measure(case: str, pool_size: int, iterations: int, caching: bool) -> Row:
                 break
             in_flight.append(batch)
             chose = seconds
+        scheduler.prepare()
+        if idle and i >= 200:
+            time.sleep(idle)
         oldest = in_flight.pop(0)
         seconds = 0.005 + 0.0001 * oldest.n_tokens
         result = IterationResult(oldest.iteration, [7] * len(oldest.entries), seconds=seconds)
@@ -167,6 +174,7 @@ def _policy(case: str, n_workers: int) -> SchedulingPolicy:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Cost of one iteration's scheduling (next_batch + complete).")
     parser.add_argument("--iterations", type=int, default=5_000, help="measured iterations of each row")
+    parser.add_argument("--idle", type=float, default=0.0, metavar="MS", help="sleep so long before each result")
     parser.add_argument("--prefix-caching", action="store_true", help="share prefixes")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
     args = parser.parse_args()
@@ -175,7 +183,7 @@ def main() -> int:
     for case in CASES:
         for pool_size in POOL_SIZES:
             gc.collect()
-            rows.append(measure(case, pool_size, args.iterations, args.prefix_caching))
+            rows.append(measure(case, pool_size, args.iterations, args.prefix_caching, args.idle / 1e3))
     # Growth: the largest queue against the smallest pool that fills the batch in every case.
     growth = {
         case: round(by_size[10_000] / by_size[100], 2)

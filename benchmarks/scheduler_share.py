@@ -2,7 +2,8 @@
 
 Two servers in turn, plain Algorithm 1 and everything on (bound, target, fairness, prefix reuse; requests of several
 clients with priorities and deadlines). The scheduler's seconds over those of the device are what /metrics tells of the
-span that is measured: what is in no batch's way (answers, logs) is not in it.
+span that is measured: what is in no batch's way (answers, logs, arrivals taken in and lessons learnt while the engine
+has all the batches that it can have) is not in it.
 
     python benchmarks/scheduler_share.py [--seconds 30] [--out FILE]
 """

@@ -1,4 +1,4 @@
-// The two small products of a low-rank adapter, on float activations.
+// The two small products of a low-rank adapter, on float activations; and which kernels multiply an adapter's numbers.
 //
 // Order of sums. A column of t is a fixed number of chains of multiply_add over the inputs, which depends on the column's place
 // alone, and an output one chain over the columns. So a row's bits depend neither on the number of rows nor on its place.
@@ -11,6 +11,7 @@ namespace {
 constexpr int kPanelVecs = kPanel / kLanes;
 constexpr bool kManyRegisters = ORCASERVE_REGISTERS == 32;
 constexpr int kShrinkRows = 4;
+constexpr int kColumns = kLanes == 16 ? 48 : kAdapterLanes;  // of A that are multiplied at a time
 constexpr int kAhead = 2048;  // bytes of A that are fetched ahead: by itself the processor stops at the end of a page
 constexpr int kExpandRows = kLanes == 16 ? 4 : kLanes == 8 ? 2 : 1;
 
@@ -77,12 +78,13 @@ void shrink_rows(int n, const uint8_t* a, int64_t step, int n_in, const float* c
   shrink_tile<Step, ROWS, VECS, CHAINS>(a, step, n_in, x, scales, t);
 }
 
+// Up to kColumns columns from `column` on.
 template <typename Step>
-void shrink(const AdaptedLinear& w, const float* x, int64_t stride, const int32_t* rows, int n, int column, float* t,
-            int64_t t_stride) {
+void shrink_columns(const AdaptedLinear& w, const float* x, int64_t stride, const int32_t* rows, int n, int column, float* t,
+                    int64_t t_stride) {
   const uint8_t* a = static_cast<const uint8_t*>(w.a) + int64_t{column} * 4;
   const int64_t step = int64_t{w.width} * 4;
-  const int n_columns = w.width - column < kAdapterColumns ? w.width - column : kAdapterColumns;
+  const int n_columns = w.width - column < kColumns ? w.width - column : kColumns;
   const float* scales = w.scales + column;
   for (int done = 0; done < n; done += kShrinkRows) {
     const int some = n - done < kShrinkRows ? n - done : kShrinkRows;
@@ -143,7 +145,7 @@ template <typename Step>
 void expand(const AdaptedLinear& w, int panel, const float* t, int64_t t_stride, const int32_t* rows, int n, int first_row,
             float* tile) {
   constexpr int64_t kBytes = 4 / Step::kInputs;
-  const uint8_t* b = static_cast<const uint8_t*>(w.b) + w.at[panel] * kBytes;
+  const uint8_t* b = w.b + w.at[panel];
   // The next panel is most often the same thread's, and it comes when the base model's has been computed.
   const uint8_t* ahead = b + int64_t{w.n[panel]} * kPanel * kBytes;
   for (int done = 0; done < n; done += kExpandRows, ahead = nullptr) {
@@ -160,21 +162,23 @@ void expand(const AdaptedLinear& w, int panel, const float* t, int64_t t_stride,
 
 }  // namespace
 
-void shrink(const AdaptedLinear& w, bool is_bfloat16, const float* x, int64_t stride, const int32_t* rows, int n, int column,
-            float* t, int64_t t_stride) {
-  if (is_bfloat16)
-    shrink<BFloat16Step>(w, x, stride, rows, n, column, t, t_stride);
-  else
-    shrink<Float32Step>(w, x, stride, rows, n, column, t, t_stride);
+void shrink(const AdaptedLinear& w, const Matrix& m, const Operand& x, const int32_t* rows, int n, float* t, int64_t t_stride) {
+  if (w.numbers == AdapterNumbers::kInt8) return shrink_int8(w, m, x, rows, n, t, t_stride);
+  for (int column = 0; column < w.width; column += kColumns)
+    if (w.numbers == AdapterNumbers::kBFloat16)
+      shrink_columns<BFloat16Step>(w, x.x, x.stride, rows, n, column, t, t_stride);
+    else
+      shrink_columns<Float32Step>(w, x.x, x.stride, rows, n, column, t, t_stride);
 }
 
-void expand(const AdaptedLinear& w, bool is_bfloat16, int panel, const float* t, int64_t t_stride, const int32_t* rows, int n,
-            int first_row, float* tile) {
+void expand(const AdaptedLinear& w, int panel, const float* t, int64_t t_stride, const int32_t* rows, int n, int first_row,
+            float* tile) {
   if (w.n[panel] == 0) return;
-  if (is_bfloat16)
-    expand<BFloat16Step>(w, panel, t, t_stride, rows, n, first_row, tile);
-  else
-    expand<Float32Step>(w, panel, t, t_stride, rows, n, first_row, tile);
+  switch (w.numbers) {
+    case AdapterNumbers::kFloat32: return expand<Float32Step>(w, panel, t, t_stride, rows, n, first_row, tile);
+    case AdapterNumbers::kBFloat16: return expand<BFloat16Step>(w, panel, t, t_stride, rows, n, first_row, tile);
+    case AdapterNumbers::kInt8: return expand_int8(w, panel, t, t_stride, rows, n, first_row, tile);
+  }
 }
 
 }  // namespace orcaserve::ORCASERVE_ISA

@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <deque>
 #include <exception>
 #include <optional>
 #include <stdexcept>
@@ -41,7 +42,7 @@ T get(nb::handle object, const char* name) {
 // Reads Python objects and remembers the arrays that the result points into.
 class Reader {
  public:
-  explicit Reader(nb::list& kept) : kept_(kept) {}
+  Reader(nb::list& kept, std::deque<std::vector<orcaserve::Expert>>& experts) : kept_(kept), experts_(experts) {}
 
   const float* floats(nb::handle array, size_t n) {
     if (array.is_none()) return nullptr;
@@ -93,8 +94,17 @@ class Reader {
     built.qkv = matrix(layer.attr("qkv"));
     built.out = matrix(layer.attr("out"));
     built.mlp_norm = norm(layer.attr("mlp_norm"), hidden);
-    built.up = matrix(layer.attr("up"));
-    built.down = matrix(layer.attr("down"));
+    const nb::object router = layer.attr("router");
+    if (router.is_none()) {
+      built.up = matrix(layer.attr("up"));
+      built.down = matrix(layer.attr("down"));
+    } else {
+      built.router = matrix(router);
+      experts_.emplace_back();
+      for (nb::handle expert : layer.attr("experts")) experts_.back().push_back({matrix(expert.attr("up")), matrix(expert.attr("down"))});
+      require(static_cast<int>(experts_.back().size()) == m.n_experts, "a layer has another number of experts than its model");
+      built.experts = experts_.back().data();
+    }
     built.post_attention_norm = norm(layer.attr("post_attention_norm"), hidden);
     built.post_mlp_norm = norm(layer.attr("post_mlp_norm"), hidden);
     built.q_norm = norm(layer.attr("q_norm"), together(m.n_heads));
@@ -115,10 +125,12 @@ class Reader {
 
  private:
   nb::list& kept_;
+  std::deque<std::vector<orcaserve::Expert>>& experts_;  // of each layer that has some; a deque: what lies in it never moves
 };
 
 struct BoundModel {
   nb::list kept;
+  std::deque<std::vector<orcaserve::Expert>> experts;
   std::optional<orcaserve::NativeModel> model;
 };
 
@@ -127,7 +139,7 @@ struct BoundModel {
 void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::handle positions, const nb::list& layers,
                 nb::handle norm, nb::handle head, nb::handle head_table, nb::handle embedding_norm) {
   new (self) BoundModel();
-  Reader read(self->kept);
+  Reader read(self->kept, self->experts);
   orcaserve::Model m{};
   m.hidden = get<int>(spec, "hidden");
   m.n_heads = get<int>(spec, "n_heads");
@@ -146,6 +158,10 @@ void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::han
   for (size_t i = 0; i < ropes.size(); ++i) m.ropes[i] = {ropes[i].first, ropes[i].second};
   m.norms_all_heads = get<bool>(spec, "norms_all_heads");
   m.parallel = get<bool>(spec, "parallel");
+  m.n_experts = get<int>(spec, "n_experts");
+  m.n_chosen = get<int>(spec, "n_chosen");
+  m.expert_columns = get<int>(spec, "expert_columns");
+  m.shares_of_chosen = get<bool>(spec, "shares_of_chosen");
   m.embedding_scale = get<float>(spec, "embedding_scale");
   m.residual_scale = get<float>(spec, "residual_scale");
   m.logit_scale = get<float>(spec, "logit_scale");
@@ -167,8 +183,6 @@ void make_model(BoundModel* self, nb::handle spec, nb::handle embedding, nb::han
   self->model.emplace(m, std::move(built));
 }
 
-// Of one Linear: None, or (width, numbers [n_in, width], scales, and for each panel the first column, how many, and where its
-// numbers begin in the last array, [.., kPanel]).
 struct BoundAdapter {
   nb::list kept;
   const orcaserve::NativeModel* model = nullptr;
@@ -176,37 +190,61 @@ struct BoundAdapter {
   orcaserve::Adapter adapter{};
 };
 
-orcaserve::AdaptedLinear adapted_linear(nb::list& kept, nb::handle given, const orcaserve::Matrix& w, bool is_bfloat16) {
+// Bytes of n rows of `columns` numbers.
+size_t adapter_bytes(orcaserve::AdapterNumbers numbers, size_t n, size_t columns) {
+  switch (numbers) {
+    case orcaserve::AdapterNumbers::kFloat32: return n * columns * 4;
+    case orcaserve::AdapterNumbers::kBFloat16: return (n + 1) / 2 * columns * 4;
+    case orcaserve::AdapterNumbers::kInt8: return n * columns;
+  }
+  throw std::invalid_argument("an adapter's numbers are of an unknown kind");
+}
+
+// given: an orcaserve.native.adapter.PackedLinear, or None.
+orcaserve::AdaptedLinear adapted_linear(nb::list& kept, nb::handle given, const orcaserve::Matrix& w) {
+  using orcaserve::AdapterNumbers;
   orcaserve::AdaptedLinear linear{};
   if (given.is_none()) return linear;
-  const auto tuple = nb::cast<nb::tuple>(given);
-  const size_t item = is_bfloat16 ? 2 : 4;
-  const auto a = nb::cast<AnyArray>(tuple[0]), b = nb::cast<AnyArray>(tuple[5]);
-  const auto scales = nb::cast<Floats>(tuple[1]);
-  const auto first = nb::cast<Ints>(tuple[2]), n = nb::cast<Ints>(tuple[3]);
-  const auto at = nb::cast<Longs>(tuple[4]);
+  const auto a = get<AnyArray>(given, "a"), b = get<AnyArray>(given, "b");
+  const auto a_scales = get<Floats>(given, "a_scales"), exact = get<Floats>(given, "exact"), scales = get<Floats>(given, "scales");
+  const auto first = get<Ints>(given, "first"), n = get<Ints>(given, "n");
+  const auto at = get<Longs>(given, "at");
+  linear.numbers = static_cast<AdapterNumbers>(get<int>(given, "numbers"));
   linear.n_in = w.n_in;
   linear.width = static_cast<int>(scales.size());
-  const size_t n_in = is_bfloat16 ? (size_t(w.n_in) + 1) / 2 * 2 : size_t(w.n_in);
-  require(a.nbytes() == n_in * scales.size() * item, "the first product of an adapter has a wrong size");
+  const bool int8 = linear.numbers == AdapterNumbers::kInt8;
+  require(int8 == (w.format == orcaserve::Format::kInt8 || w.format == orcaserve::Format::kInt4),
+          "an adapter is of eight bits where its matrix is of eight or four, and only there");
+  const auto n_in = static_cast<size_t>(int8 ? w.n_in_padded : w.n_in), width = scales.size();
+  require(a.nbytes() == adapter_bytes(linear.numbers, n_in, width), "the first product of an adapter has a wrong size");
+  require(!int8 || (a_scales.size() == n_in / static_cast<size_t>(w.group) * width &&
+                    exact.size() == static_cast<size_t>(w.n_exact) * width),
+          "the scales of an adapter have a wrong size");
   const auto n_panels = static_cast<size_t>(w.n_panels);
   require(first.size() == n_panels && n.size() == n_panels && at.size() == n_panels, "an adapter has a wrong number of panels");
-  for (size_t p = 0; p < n_panels; ++p)
-    require(n.data()[p] >= 0 && at.data()[p] >= 0 && (!is_bfloat16 || n.data()[p] % 2 == 0) &&
-                (size_t(at.data()[p]) + size_t(n.data()[p]) * orcaserve::kPanel) * item <= b.nbytes(),
-            "a panel of an adapter reaches beyond its numbers");
+  const int whole = int8 ? orcaserve::kAdapterLanes : linear.numbers == AdapterNumbers::kBFloat16 ? 2 : 1;
+  for (size_t p = 0; p < n_panels; ++p) {
+    const int columns = n.data()[p];
+    require(columns >= 0 && columns % whole == 0 && at.data()[p] >= 0 && (!int8 || first.data()[p] % whole == 0),
+            "a panel of an adapter has a wrong number of columns");
+    const size_t scale_bytes = int8 ? size_t(columns / whole) * orcaserve::kPanel * 2 : 0;
+    const size_t bytes = adapter_bytes(linear.numbers, static_cast<size_t>(columns), orcaserve::kPanel) + scale_bytes;
+    require(static_cast<size_t>(at.data()[p]) + bytes <= b.nbytes(), "a panel of an adapter reaches beyond its numbers");
+  }
   linear.a = a.data();
+  linear.a_scales = a_scales.data();
+  linear.exact = exact.data();
   linear.scales = scales.data();
   linear.first = first.data();
   linear.n = n.data();
   linear.at = at.data();
-  linear.b = b.data();
+  linear.b = static_cast<const uint8_t*>(b.data());
   kept.append(given);
   return linear;
 }
 
 // layers: tuples (qkv, out, up, down), one for each of the model's layers.
-void make_adapter(BoundAdapter* self, nb::handle of, bool is_bfloat16, const nb::list& layers) {
+void make_adapter(BoundAdapter* self, nb::handle of, const nb::list& layers) {
   new (self) BoundAdapter();
   const orcaserve::NativeModel& model = *nb::cast<BoundModel&>(of).model;
   const orcaserve::Model& m = model.model();
@@ -216,16 +254,13 @@ void make_adapter(BoundAdapter* self, nb::handle of, bool is_bfloat16, const nb:
   for (int i = 0; i < m.n_layers; ++i) {
     const auto given = nb::cast<nb::tuple>(layers[static_cast<size_t>(i)]);
     const orcaserve::Layer& layer = m.layers[i];
-    self->layers.push_back({adapted_linear(self->kept, given[0], layer.qkv, is_bfloat16),
-                            adapted_linear(self->kept, given[1], layer.out, is_bfloat16),
-                            adapted_linear(self->kept, given[2], layer.up, is_bfloat16),
-                            adapted_linear(self->kept, given[3], layer.down, is_bfloat16)});
+    self->layers.push_back({adapted_linear(self->kept, given[0], layer.qkv), adapted_linear(self->kept, given[1], layer.out),
+                            adapted_linear(self->kept, given[2], layer.up), adapted_linear(self->kept, given[3], layer.down)});
     const orcaserve::AdaptedLayer& own = self->layers.back();
     for (const orcaserve::AdaptedLinear* linear : {&own.qkv, &own.out, &own.up, &own.down})
       self->adapter.width = std::max(self->adapter.width, linear->width);
   }
   model.check_adapter(self->layers.data());
-  self->adapter.is_bfloat16 = is_bfloat16;
   self->adapter.layers = self->layers.data();
 }
 
@@ -283,6 +318,20 @@ void call_all_reduce(void* context, float* x, int64_t n, int64_t n_next) {
   } catch (...) {
     reduce.error = std::current_exception();
   }
+}
+
+// Inputs of what is observed (Iteration::observed); 0 where a layer has no such matrix.
+std::vector<int> observed_lengths(const orcaserve::Model& m) {
+  std::vector<int> lengths;
+  for (int i = 0; i < m.n_layers; ++i) {
+    const orcaserve::Layer& layer = m.layers[i];
+    lengths.insert(lengths.end(), {layer.qkv.n_in, layer.out.n_in, m.hidden});
+    if (!layer.experts) lengths.push_back(layer.down.n_in);
+    for (int e = 0; layer.experts && e < m.n_experts; ++e) lengths.push_back(layer.experts[e].down.n_in);
+    lengths.resize(static_cast<size_t>((i + 1) * orcaserve::observed_matrices(m.n_experts)));
+  }
+  lengths.push_back(m.hidden);
+  return lengths;
 }
 
 void add_in_shared_memory(void* context, float* x, int64_t n, int64_t) { static_cast<orcaserve::SharedSums*>(context)->add(x, n); }
@@ -352,11 +401,10 @@ void run(BoundModel& self, orcaserve::Team& team, const BoundRegion& kv, const I
   }
   std::vector<double*> sums;
   if (observed) {
-    require(observed->size() == 4 * static_cast<size_t>(m.n_layers) + 1, "there must be a vector for every matrix");
+    const std::vector<int> lengths = observed_lengths(m);
+    require(observed->size() == lengths.size(), "there must be a vector for every matrix");
     for (size_t i = 0; i < observed->size(); ++i) {
-      const orcaserve::Layer* layer = i / 4 < static_cast<size_t>(m.n_layers) ? &m.layers[i / 4] : nullptr;
-      const int n_in = !layer ? m.hidden : (i % 4 == 0 ? layer->qkv : i % 4 == 1 ? layer->out : i % 4 == 2 ? layer->up : layer->down).n_in;
-      require((*observed)[i].size() == static_cast<size_t>(n_in), "a vector to observe in has a wrong length");
+      require((*observed)[i].size() == static_cast<size_t>(lengths[i]), "a vector to observe in has a wrong length");
       sums.push_back((*observed)[i].data());
     }
     it.observed = sums.data();
@@ -392,5 +440,5 @@ void bind_model(nb::module_& m) {
            "logits"_a.noconvert().none(), "frequencies"_a.noconvert(), "frequency_sets"_a.noconvert(),
            "all_reduce"_a.none() = nb::none(), "observed"_a.none() = nb::none(), "shares"_a = false,
            "adapters"_a.none() = nb::none());
-  nb::class_<BoundAdapter>(m, "Adapter").def("__init__", &make_adapter, "model"_a, "is_bfloat16"_a, "layers"_a);
+  nb::class_<BoundAdapter>(m, "Adapter").def("__init__", &make_adapter, "model"_a, "layers"_a);
 }

@@ -4,6 +4,7 @@
 // whose rows it worked on in the operator before, so that they are in its own cache: with rows enough each member (or group
 // of members) takes some rows through all outputs; with few rows, all rows through some outputs, so that each weight is
 // fetched by one core only. Whoever is done helps the others.
+#include "experts.h"
 #include "linear_amx.h"
 
 namespace orcaserve::ORCASERVE_ISA {
@@ -43,7 +44,9 @@ struct OperandRoom {
   int n_in = 0, q_stride = 0, n_groups = 0, exact = 0;
   void fit(const Matrix& w) {
     n_in = most(n_in, w.n_in);
-    if (!is_integer(w)) return;
+    if (is_integer(w)) fit_integers(w);
+  }
+  void fit_integers(const Matrix& w) {
     q_stride = most(q_stride, w.n_in_padded);
     n_groups = most(n_groups, groups_of(w));
     exact = most(exact, exact_floats(w.n_exact));
@@ -56,6 +59,15 @@ struct OperandRoom {
     o.scales = c.take<float>(int64_t{rows} * n_groups);
     o.sums = c.take<int32_t>(int64_t{rows} * n_groups);
     o.exact = c.take<float>(int64_t{rows} * exact);
+    return o;
+  }
+  // The same memory from this row on.
+  Operand from(Operand o, int64_t row) const {
+    o.x += row * n_in;
+    o.q += row * q_stride;
+    o.scales += row * n_groups;
+    o.sums += row * n_groups;
+    o.exact += row * exact;
     return o;
   }
 };
@@ -109,7 +121,7 @@ struct Range {
 
 // What the rows of a block gain from their adapters in one Linear; t holds the first of the two small products.
 struct Adapting {
-  const AdapterRows& block;
+  const AdapterRows* block;  // null: none has one
   AdaptedLinear AdaptedLayer::*linear;
   int layer;
   float* t;  // [rows of the block][stride]
@@ -117,15 +129,10 @@ struct Adapting {
 
   const AdaptedLinear& of(const AdapterRun& run) const { return run.adapter->layers[layer].*linear; }
 
-  // The first product, as `n` units of work.
-  int n_chunks() const { return static_cast<int>((stride + kAdapterColumns - 1) / kAdapterColumns); }
-  int n_units() const { return block.n_pieces * n_chunks(); }
-  void prepare(int unit, const float* x, int64_t x_stride) const {
-    const AdapterRun& run = block.pieces[unit / n_chunks()];
-    const int column = unit % n_chunks() * kAdapterColumns;
-    const AdaptedLinear& w = of(run);
-    if (column < w.width)
-      shrink(w, run.adapter->is_bfloat16, x, x_stride, block.rows + run.first, run.n, column, t, stride);
+  // The first one, of a piece's rows of the operand of `m`.
+  void multiply_by_a(const AdapterRun& piece, const Matrix& m, const Operand& x) const {
+    const AdaptedLinear& w = of(piece);
+    if (w.width > 0) shrink(w, m, x, block->rows + piece.first, piece.n, t, stride);
   }
 
   // Of rising rows, the first one that is not before `row`.
@@ -142,14 +149,14 @@ struct Adapting {
 
   // The second one, of a tile of n rows from `row` on.
   void add(int panel, int row, int n, float* tile) const {
-    for (int i = 0; i < block.n_runs; ++i) {
-      const AdapterRun& run = block.runs[i];
-      const int32_t *begin = block.rows + run.first, *end = begin + run.n;
+    for (int i = 0; i < block->n_runs; ++i) {
+      const AdapterRun& run = block->runs[i];
+      const int32_t *begin = block->rows + run.first, *end = begin + run.n;
       if (*begin < row) begin = first_from(row, begin, end);
       if (begin < end && end[-1] >= row + n) end = first_from(row + n, begin, end);
       const AdaptedLinear& w = of(run);
       if (begin < end && w.width > 0)
-        expand(w, run.adapter->is_bfloat16, panel, t, stride, begin, static_cast<int>(end - begin), row, tile);
+        expand(w, panel, t, stride, begin, static_cast<int>(end - begin), row, tile);
     }
   }
 };
@@ -162,7 +169,7 @@ struct Product {
   Multiply multiply_panel;
   bool gated;
   int width;  // columns of the result
-  const Adapting* adapting;  // or null
+  const Adapting& adapting;
 
   void product(int panel, int row, int n_rows, float* tile, const uint8_t* ahead) const {
     if (ahead != nullptr) {  // the next panel's exact weights
@@ -170,7 +177,7 @@ struct Product {
       for (int64_t i = 0; i < n; i += 32) __builtin_prefetch(w.exact_weights + (panel + 1) * n + i);
     }
     multiply_panel(w, panel, x, row, n_rows, tile, ahead);
-    if (adapting) adapting->add(panel, row, n_rows, tile);
+    if (adapting.block) adapting.add(panel, row, n_rows, tile);
   }
 
   // Outputs `out` (a panel, or a pair of gate and up) for the rows.
@@ -199,9 +206,14 @@ struct Product {
   }
 };
 
+// Where the share of a matrix begins that one of some members works on first: whole pairs of panels.
+const uint8_t* first_weights(const Matrix& w, int sharer, int sharers) {
+  return w.panels + (int64_t{w.n_panels} * sharer / sharers & ~int64_t{1}) * w.panel_bytes;
+}
+
 // y = x W^T for n_rows rows. then: the matrix that is needed next, or null; its first weights are fetched at the end.
 void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, const Matrix* then, Team& team, int member,
-              const Adapting* adapting = nullptr) {
+              const Adapting& adapting = {}) {
   const bool gated = sink.kind == Sink::kGate;
   const int step = gated ? 2 : 1, n_outs = w.n_panels / step;
   const Product product{w, x, sink, multiply_of(w.format), gated, gated ? w.n_out / 2 : w.n_out, adapting};
@@ -216,7 +228,7 @@ void multiply(const Matrix& w, const Operand& x, int n_rows, const Sink& sink, c
       if (out + 1 < outs.end)
         ahead = w.panels + int64_t{out + 1} * step * w.panel_bytes;
       else if (then)
-        ahead = then->panels + (int64_t{then->n_panels} * sharer / cut.sharers & ~int64_t{1}) * then->panel_bytes;
+        ahead = first_weights(*then, sharer, cut.sharers);
       product.compute(out, rows, ahead);
     }
   }
@@ -232,28 +244,60 @@ bool changes_sums(const Model& m) {
   return false;
 }
 
+// Memory of layers of experts, for a block of rows.
+struct ExpertRoom {
+  OperandRoom room;
+  Operand entries, own_entries;  // own: room for kAlone entries of each member
+  float *logits, *given;  // of the router; of the experts, by entries
+  // Of the rows or, where there are few of them, of each member for itself; and a Routing's memory of each member.
+  int32_t *chosen, *own_chosen, *routings;
+  float *shares, *own_shares;
+  int64_t routing_ints;
+
+  ExpertRoom() = default;
+  ExpertRoom(const Model& m, int block, int n_threads, Carver& c) {
+    for (int i = 0; i < m.n_layers; ++i)
+      for (int e = 0; m.layers[i].experts && e < m.n_experts; ++e)
+        for (const Matrix* w : {&m.layers[i].experts[e].up, &m.layers[i].experts[e].down})
+          is_integer(*w) ? room.fit_integers(*w) : room.fit(*w);
+    const int64_t n = int64_t{block} * m.n_chosen, alone = int64_t{kAlone} * m.n_chosen * n_threads;
+    entries = room.carve(c, static_cast<int>(n));
+    own_entries = room.carve(c, kAlone * n_threads);
+    logits = c.take<float>(int64_t{block} * m.n_experts);
+    given = c.take<float>(n * m.hidden);
+    chosen = c.take<int32_t>(n);
+    shares = c.take<float>(n);
+    own_chosen = c.take<int32_t>(alone);
+    own_shares = c.take<float>(alone);
+    routing_ints = Routing::ints(block, m.n_chosen, m.n_experts);
+    routings = c.take<int32_t>(routing_ints * n_threads);
+  }
+};
+
 // Memory of an iteration.
 struct Workspace {
-  float *qkv, *attended, *wide, *sums, *cos[kRopes], *sin[kRopes], *head_row, *attention_scratch, *attention_partial, *adapted;
+  float *qkv, *attended, *wide, *sums, *cos[kRopes], *sin[kRopes], *head_row, *attention_scratch, *attention_partial, *adapted, *own_adapted;
   size_t scratch_floats;
+  OperandRoom room;
   Operand shared, own;  // own: room for kAlone rows of each member
-  int64_t own_q, own_x, own_groups, own_exact;
+  ExpertRoom experts;
   size_t bytes;
 
   Workspace(const Model& m, const Iteration& it, const KVRegion& kv, int n_threads, void* base) {
     const int64_t n = it.n_tokens, heads = m.n_heads + 2 * int64_t{m.n_kv_heads};
     const int64_t block = least(most(it.n_tokens, it.n_logits), kRowBlock);
-    OperandRoom room;
     for (int i = 0; i < m.n_layers; ++i) {
       const Layer& layer = m.layers[i];
-      for (const Matrix* w : {&layer.qkv, &layer.out, &layer.up, &layer.down}) room.fit(*w);
+      for (const Matrix* w : {&layer.qkv, &layer.out, &layer.up, &layer.down, &layer.router}) room.fit(*w);
     }
     if (m.last) room.fit(m.head);
-    const bool apart = it.all_reduce || changes_sums(m);
+    const bool apart = it.all_reduce || changes_sums(m) || m.n_experts > 0;
     Carver c(base);
     qkv = c.take<float>(n * heads * m.head_dim);
     attended = c.take<float>(n * m.n_heads * m.head_dim);
-    wide = c.take<float>(block * m.intermediate);
+    const int64_t entries = block * m.n_chosen;
+    wide = c.take<float>(entries * m.expert_columns > block * m.intermediate ? entries * m.expert_columns : block * m.intermediate);
+    if (m.n_experts > 0) experts = ExpertRoom(m, static_cast<int>(block), n_threads, c);
     sums = c.take<float>(apart ? block * m.hidden : 0);
     adapted = c.take<float>(it.adapters ? block * it.adapter_width : 0);
     for (int i = 0; i < kRopes; ++i) {
@@ -266,22 +310,11 @@ struct Workspace {
     attention_partial = c.take<float>(static_cast<int64_t>(ORCASERVE_ISA::attention_partial_floats(m, it, kv)));
     shared = room.carve(c, static_cast<int>(block));
     own = room.carve(c, kAlone * n_threads);
-    own_x = int64_t{kAlone} * room.n_in;
-    own_q = int64_t{kAlone} * room.q_stride;
-    own_groups = int64_t{kAlone} * room.n_groups;
-    own_exact = int64_t{kAlone} * room.exact;
+    own_adapted = c.take<float>(it.adapters ? int64_t{kAlone} * n_threads * it.adapter_width : 0);
     bytes = c.used();
   }
 
-  Operand own_of(int member) const {
-    Operand o = own;
-    o.x += own_x * member;
-    o.q += own_q * member;
-    o.scales += own_groups * member;
-    o.sums += own_groups * member;
-    o.exact += own_exact * member;
-    return o;
-  }
+  Operand own_of(int member) const { return room.from(own, int64_t{kAlone} * member); }
 };
 
 // Calls work(row) for all rows: each member for its own ones and then a barrier, or, with few rows, every member for all.
@@ -344,72 +377,96 @@ class Pass {
     }
   }
 
-  // The operand of `w` from rows of the hidden states, normed if the model has the norm.
-  Operand read(const Matrix& w, int index, int first, int n, const NormWeights& norm) {
-    if (!norm.weight) return take(w, index, n, x(first));
-    return prepare(w, index, n, &norm, [&](int row) { return x(first + row); });
+  // A Linear of a layer, or the head.
+  struct Linear {
+    const Matrix& w;
+    int number;                            // of all, in the order of Iteration::observed; -1: it is not observed
+    AdaptedLinear AdaptedLayer::*adapted;  // null: it has no adapters
+    int layer;
+  };
+
+  // The number of a matrix of a layer, or of the head, in Iteration::observed.
+  int observed(int layer, int matrix) const { return layer * observed_matrices(m_.n_experts) + matrix; }
+
+  Linear linear_of(const Layer& layer, int index, Matrix Layer::*w) const {
+    if (w == &Layer::qkv) return {layer.qkv, observed(index, 0), &AdaptedLayer::qkv, index};
+    if (w == &Layer::out) return {layer.out, observed(index, 1), &AdaptedLayer::out, index};
+    if (w == &Layer::up) return {layer.up, observed(index, 2), &AdaptedLayer::up, index};
+    return {layer.down, observed(index, 3), &AdaptedLayer::down, index};
   }
 
-  // The operand of `w`, the index-th matrix, from rows source(i) of floats; norm may be null.
+  // What goes into a Linear: its operand, and what adapters have made of it.
+  struct Input {
+    Operand x;
+    Adapting adapting;
+  };
+
+  // Rows that so few make ready are made ready by every member for itself.
+  bool is_alone(int n_rows) const { return n_rows <= kAlone && Cut(n_rows, team_.size()).n_cuts == 1 && team_.size() > 1; }
+
+  // What adapters will add to a block of rows that begins with `first`.
+  Adapting adapting(const Linear& linear, int first, int n_rows) const {
+    if (!it_.adapters || !linear.adapted || it_.adapters[first / kRowBlock].n_runs == 0) return {};
+    float* t = is_alone(n_rows) ? ws_.own_adapted + int64_t{kAlone} * member_ * it_.adapter_width : ws_.adapted;
+    return {&it_.adapters[first / kRowBlock], linear.adapted, linear.layer, t, it_.adapter_width};
+  }
+
+  // The input of a Linear from rows source(i) of floats; with adapters, they follow each other. norm may be null.
   template <typename Source>
-  Operand prepare(const Matrix& w, int index, int n_rows, const NormWeights* norm, const Source& source) {
-    const bool alone = n_rows <= kAlone && Cut(n_rows, team_.size()).n_cuts == 1 && team_.size() > 1;
-    const Operand to = shaped(alone ? ws_.own_of(member_) : ws_.shared, w);
+  Input prepare(const Linear& linear, const Adapting& adapting, int n_rows, const NormWeights* norm, const Source& source) {
+    const Matrix& w = linear.w;
+    const bool alone = is_alone(n_rows);
+    Operand to = shaped(alone ? ws_.own_of(member_) : ws_.shared, w);
     float* normed = const_cast<float*>(to.x);
     const bool integer = is_integer(w);
-    for_rows(n_rows, alone, team_, member_, kRowsPerUnit, [&](int row) {
+    const auto make_ready = [&](int row) {
       const float* from = source(row);
       if (norm) {
         normalise(m_.norm, m_.norm_eps, *norm, from, w.n_in, normed + row * to.stride);
         from = normed + row * to.stride;
       }
       if (integer) quantise(w, from, to, row);
-    });
-    if (it_.observed && member_ == 0)
-      for (int row = 0; row < n_rows; ++row) observe(norm ? normed + row * to.stride : source(row), w.n_in, it_.observed[index]);
-    return to;
+    };
+    if (!norm && adapting.block) to.x = source(0);
+    if (!adapting.block)
+      for_rows(n_rows, alone, team_, member_, kRowsPerUnit, make_ready);
+    else
+      for_rows(adapting.block->n_pieces, alone, team_, member_, 1, [&](int unit) {
+        const AdapterRun& piece = adapting.block->pieces[unit];
+        for (int i = 0; i < piece.n; ++i) make_ready(adapting.block->rows[piece.first + i]);
+        if (piece.adapter) adapting.multiply_by_a(piece, w, to);
+      });
+    if (it_.observed && linear.number >= 0 && member_ == 0)
+      for (int row = 0; row < n_rows; ++row)
+        observe(norm ? normed + row * to.stride : source(row), w.n_in, it_.observed[linear.number]);
+    return {to, adapting};
   }
 
   static void observe(const float* x, int n, double* sums) {
     for (int i = 0; i < n; ++i) sums[i] += double{x[i]} * x[i];
   }
 
-  // The operand of `w` from consecutive rows of floats, without a norm.
-  Operand take(const Matrix& w, int index, int n_rows, const float* rows) {
-    if (is_integer(w)) return prepare(w, index, n_rows, nullptr, [&](int row) { return rows + int64_t{row} * w.n_in; });
+  // The input of a Linear from a block of rows of floats, which begins with `first`; normed if the model has the norm.
+  Input read(const Linear& linear, int first, int n_rows, const float* rows, const NormWeights& norm = {}) {
+    const Adapting added = adapting(linear, first, n_rows);
+    const int64_t stride = linear.w.n_in;
+    if (norm.weight || is_integer(linear.w) || added.block)
+      return prepare(linear, added, n_rows, norm.weight ? &norm : nullptr, [&](int row) { return rows + row * stride; });
     Operand o{};
     o.x = rows;
-    o.stride = w.n_in;
-    return o;
+    o.stride = stride;
+    return {o, added};
   }
 
-  // A Linear of a block of rows that begins with `first`, with what their adapters add. x: its input as floats.
-  void multiply_adapted(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, int first, const Operand& operand,
-                        const float* x, int64_t stride, int n, const Sink& sink, const Matrix* then) {
-    if (!it_.adapters || it_.adapters[first / kRowBlock].n_runs == 0) {
-      multiply(w, operand, n, sink, then, team_, member_);
-      return;
-    }
-    const Adapting adapting{it_.adapters[first / kRowBlock], linear, index, ws_.adapted, it_.adapter_width};
-    for_rows(adapting.n_units(), false, team_, member_, 1, [&](int unit) { adapting.prepare(unit, x, stride); });
-    multiply(w, operand, n, sink, then, team_, member_, &adapting);
+  void multiply(const Linear& linear, const Input& input, int n, const Sink& sink, const Matrix* then) {
+    ORCASERVE_ISA::multiply(linear.w, input.x, n, sink, then, team_, member_, input.adapting);
   }
 
   void project(const Layer& layer, int index, int first, int n) {
-    const Matrix& w = layer.qkv;
-    const Matrix* then = m_.parallel ? &layer.up : &layer.out;
-    multiply_states(w, &AdaptedLayer::qkv, index, 4 * index, first, n, layer.attention_norm,
-                    {Sink::kStore, ws_.qkv + int64_t{first} * w.n_out, w.n_out}, then);
+    const Linear qkv = linear_of(layer, index, &Layer::qkv);
+    multiply(qkv, read(qkv, first, n, x(first), layer.attention_norm), n,
+             {Sink::kStore, ws_.qkv + int64_t{first} * qkv.w.n_out, qkv.w.n_out}, m_.parallel ? &layer.up : &layer.out);
     if (layer.q_norm.weight) norm_heads(layer, first, n);
-  }
-
-  // A Linear, the matrix-th of all, of rows of the hidden states, normed if the model has the norm.
-  void multiply_states(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, int matrix, int first, int n,
-                       const NormWeights& norm, const Sink& sink, const Matrix* then) {
-    const Operand operand = read(w, matrix, first, n, norm);
-    const float* rows = norm.weight ? operand.x : x(first);
-    const int64_t stride = norm.weight ? operand.stride : w.n_in;
-    multiply_adapted(w, linear, index, first, operand, rows, stride, n, sink, then);
   }
 
   // Norms the queries and keys of some rows where they are.
@@ -456,53 +513,169 @@ class Pass {
 
   void finish(const Layer& layer, int index, int first, int n) {
     if (m_.parallel) widen(layer, index, first, n, &layer.out);  // before attention is added to what it reads
-    const float* heads = ws_.attended + int64_t{first} * layer.out.n_in;
-    const Operand attended = take(layer.out, 4 * index + 1, n, heads);
-    const Matrix* after = m_.parallel ? &layer.down : &layer.up;
-    accumulate(layer.out, &AdaptedLayer::out, index, attended, heads, layer.post_attention_norm, first, n, after, n);
-    if (!m_.parallel) widen(layer, index, first, n, &layer.down);
-    const Operand wide = take(layer.down, 4 * index + 3, n, ws_.wide);
+    const Linear out = linear_of(layer, index, &Layer::out), down = linear_of(layer, index, &Layer::down);
+    const float* heads = ws_.attended + int64_t{first} * out.w.n_in;
+    const Matrix* after = m_.parallel ? &layer.down : layer.experts ? &layer.router : &layer.up;
+    accumulate(out, heads, layer.post_attention_norm, first, n, after, n);
     const Matrix* then = index + 1 < m_.n_layers ? &m_.layers[index + 1].qkv : m_.last ? &m_.head : nullptr;
     const int next = first + n < it_.n_tokens ? first + n : index + 1 < m_.n_layers ? 0 : it_.n_tokens;
-    accumulate(layer.down, &AdaptedLayer::down, index, wide, ws_.wide, layer.post_mlp_norm, first, n, then,
-               least(kRowBlock, it_.n_tokens - next));
+    const int n_next = least(kRowBlock, it_.n_tokens - next);
+    if (layer.experts) return add_experts(layer, index, first, n, then, n_next);
+    if (!m_.parallel) widen(layer, index, first, n, &layer.down);
+    accumulate(down, ws_.wide, layer.post_mlp_norm, first, n, then, n_next);
   }
 
   // The first half of the MLP.
   void widen(const Layer& layer, int index, int first, int n, const Matrix* then) {
+    const Linear up = linear_of(layer, index, &Layer::up);
     const Sink sink{m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, m_.intermediate, m_.activation};
-    multiply_states(layer.up, &AdaptedLayer::up, index, 4 * index + 2, first, n, layer.mlp_norm, sink, then);
+    multiply(up, read(up, first, n, x(first), layer.mlp_norm), n, sink, then);
   }
 
-  // x += scale * norm(operand W^T, summed over shards); operand: of `rows`. n_next: rows of the next such sum.
-  void accumulate(const Matrix& w, AdaptedLinear AdaptedLayer::*linear, int index, const Operand& operand, const float* rows,
-                  const NormWeights& norm, int first, int n, const Matrix* then, int n_next) {
+  // x += scale * norm(rows W^T, summed over shards). n_next: rows of the next such sum.
+  void accumulate(const Linear& linear, const float* rows, const NormWeights& norm, int first, int n, const Matrix* then,
+                  int n_next) {
     const float scale = m_.residual_scale;
     const bool apart = it_.all_reduce || norm.weight || scale != 1.0f;
     const Sink sink = apart ? Sink{Sink::kStore, ws_.sums, hidden_} : Sink{Sink::kAdd, x(first), hidden_};
-    multiply_adapted(w, linear, index, first, operand, rows, w.n_in, n, sink, then);
+    multiply(linear, read(linear, first, n, rows), n, sink, then);
     if (!apart) return;
+    reduce(n, n_next);
+    for_rows(n, false, team_, member_, kRowsPerUnit, [&](int row) { add_sum(norm, first, row); });
+  }
+
+  float* sum(int row) const { return ws_.sums + int64_t{row} * hidden_; }
+
+  // Sums the rows of `sums` over the shards.
+  void reduce(int n, int n_next) {
+    if (!it_.all_reduce) return;
+    if (member_ == 0) it_.all_reduce(it_.all_reduce_context, ws_.sums, int64_t{n} * hidden_, int64_t{n_next} * hidden_);
+    team_.barrier(member_);
+  }
+
+  // Adds a row of `sums`, which is whole, to the hidden states.
+  void add_sum(const NormWeights& norm, int first, int row) {
+    float *to = x(first + row), *own = sum(row);
+    if (norm.weight) normalise(m_.norm, m_.norm_eps, norm, own, hidden_, own);
+    if (m_.residual_scale != 1.0f) return add_scaled(own, hidden_, m_.residual_scale, to);
+    for (int i = 0; i < hidden_; ++i) to[i] += own[i];
+  }
+
+  // The MLP of a layer of experts: the rows of all requests that chose an expert go through it together.
+  void add_experts(const Layer& layer, int index, int first, int n, const Matrix* then, int n_next) {
+    const Linear router{layer.router, -1, nullptr, index};
+    const Input input = read(router, first, n, x(first), layer.mlp_norm);
+    const Operand& states = input.x;
+    if (it_.observed && member_ == 0)
+      for (int row = 0; row < n; ++row) observe(states.x + row * states.stride, hidden_, it_.observed[observed(index, 2)]);
+    multiply(router, input, n, {Sink::kStore, ws_.experts.logits, m_.n_experts}, nullptr);
+    const Routing routing = route(n);
+    const Operand normed = enter(layer.experts, &Expert::up, routing, -1,
+                                 [&](int entry) { return states.x + routing.row_of[entry] * states.stride; });
+    const ExpertLinear up{layer.experts, &Expert::up, m_.gated ? 2 : 1}, down{layer.experts, &Expert::down, 1};
+    multiply_experts(up, routing, normed, m_.gated ? Sink::kGate : Sink::kActivate, ws_.wide, [&](int queue) {
+      return down.weights(routing, Range(down.n_units(routing), queue, team_.size()).begin);
+    });
+    const Operand wide = enter(layer.experts, &Expert::down, routing, observed(index, 3),
+                               [&](int entry) { return ws_.wide + int64_t{entry} * m_.expert_columns; });
+    multiply_experts(down, routing, wide, Sink::kStore, ws_.experts.given,
+                     [&](int queue) { return then ? first_weights(*then, queue, team_.size()) : nullptr; });
+    const auto mix = [&](int row) {
+      const int64_t at = int64_t{row} * m_.n_chosen;
+      mix_experts(ws_.experts.given, hidden_, routing.places + at, routing.shares + at, m_.n_chosen, sum(row));
+    };
     if (it_.all_reduce) {
-      if (member_ == 0)
-        it_.all_reduce(it_.all_reduce_context, ws_.sums, int64_t{n} * hidden_, int64_t{n_next} * hidden_);
-      team_.barrier(member_);
+      for_rows(n, false, team_, member_, kRowsPerUnit, mix);
+      reduce(n, n_next);
     }
     for_rows(n, false, team_, member_, kRowsPerUnit, [&](int row) {
-      float* sum = ws_.sums + int64_t{row} * hidden_;
-      float* to = x(first + row);
-      if (norm.weight) normalise(m_.norm, m_.norm_eps, norm, sum, hidden_, sum);
-      if (scale != 1.0f) return add_scaled(sum, hidden_, scale, to);
-      for (int i = 0; i < hidden_; ++i) to[i] += sum[i];
+      if (!it_.all_reduce) mix(row);
+      add_sum(layer.post_mlp_norm, first, row);
     });
+  }
+
+  // Which experts the rows go to, by the router's logits. Every member lays it out for itself, which costs less than a barrier.
+  Routing route(int n) {
+    const ExpertRoom& room = ws_.experts;
+    const int k = m_.n_chosen;
+    const bool alone = n <= kAlone && team_.size() > 1;
+    int32_t* chosen = alone ? room.own_chosen + int64_t{kAlone} * k * member_ : room.chosen;
+    float* shares = alone ? room.own_shares + int64_t{kAlone} * k * member_ : room.shares;
+    for_rows(n, alone, team_, member_, kRowsPerUnit, [&](int row) {
+      const int64_t at = int64_t{row} * k;
+      choose_experts(room.logits + int64_t{row} * m_.n_experts, m_.n_experts, k, m_.shares_of_chosen, chosen + at, shares + at);
+    });
+    return Routing(n, k, m_.n_experts, chosen, shares, room.routings + room.routing_ints * member_);
+  }
+
+  // The first or the second matrices of a layer's experts; step: panels of a unit of work.
+  struct ExpertLinear {
+    const Expert* experts;
+    Matrix Expert::*matrix;
+    int step;
+
+    const Matrix& of(int expert) const { return experts[expert].*matrix; }
+    int n_outs() const { return of(0).n_panels / step; }
+    // Units: outputs of the used experts, one expert after the other.
+    int64_t n_units(const Routing& r) const { return int64_t{r.n_used} * n_outs(); }
+    const uint8_t* weights(const Routing& r, int64_t unit) const {
+      const Matrix& w = of(r.used[unit / n_outs()]);
+      return w.panels + unit % n_outs() * step * w.panel_bytes;
+    }
+  };
+
+  // The entries on their way into the experts' matrices: those of an expert are an operand of its own, and begin where as many
+  // rows of the room would. index: of expert 0's, if they are observed, else -1.
+  template <typename Source>
+  Operand enter(const Expert* experts, Matrix Expert::*matrix, const Routing& r, int index, const Source& source) {
+    const bool alone = r.n_entries <= kAlone && team_.size() > 1;
+    const ExpertRoom& room = ws_.experts;
+    const Operand to = alone ? room.room.from(room.own_entries, int64_t{kAlone} * member_) : room.entries;
+    for_rows(r.n_entries, alone, team_, member_, kRowsPerUnit, [&](int entry) {
+      const int expert = r.expert_of[entry], row = entry - r.begins[expert];
+      const Matrix& w = experts[expert].*matrix;
+      const Operand own = shaped(room.room.from(to, r.begins[expert]), w);
+      const float* from = source(entry);
+      if (is_integer(w)) return quantise(w, from, own, row);
+      __builtin_memcpy(const_cast<float*>(own.x) + row * own.stride, from, sizeof(float) * static_cast<size_t>(w.n_in));
+    });
+    if (it_.observed && index >= 0 && member_ == 0)
+      for (int entry = 0; entry < r.n_entries; ++entry)
+        observe(source(entry), (experts[0].*matrix).n_in, it_.observed[index + r.expert_of[entry]]);
+    return to;
+  }
+
+  // y: [entries][outputs]. after(queue): weights that are needed next, or null.
+  template <typename After>
+  void multiply_experts(const ExpertLinear& linear, const Routing& r, const Operand& x, Sink::Kind kind, float* y,
+                        const After& after) {
+    const int n_outs = linear.n_outs(), width = linear.of(0).n_out / linear.step;
+    const Adapting none{};
+    for (int i = 0; i < team_.size(); ++i) {
+      const int queue = (member_ + i) % team_.size();
+      const Range units(linear.n_units(r), queue, team_.size());
+      for (int64_t taken; (taken = team_.take_from(queue)) < units.size();) {
+        const int unit = units.begin + static_cast<int>(taken), expert = r.used[unit / n_outs], first = r.begins[expert];
+        const Matrix& w = linear.of(expert);
+        const Operand own = shaped(ws_.experts.room.from(x, first), w);
+        const Sink sink{kind, y + int64_t{first} * width, width, m_.activation};
+        const Product product{w, own, sink, multiply_of(w.format), kind == Sink::kGate, width, none};
+        product.compute(unit % n_outs, Range(r.n_rows(expert), 0, 1),
+                        unit + 1 < units.end ? linear.weights(r, unit + 1) : after(queue));
+      }
+    }
+    end_multiply();
+    team_.barrier(member_);
   }
 
   void head() {
     for (int first = 0; first < it_.n_logits; first += kRowBlock) {
       const int n = least(kRowBlock, it_.n_logits - first);
-      const Operand operand =
-          prepare(m_.head, 4 * m_.n_layers, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
-      multiply(m_.head, operand, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},
-               m_.n_layers ? &m_.layers[0].qkv : nullptr, team_, member_);
+      const Linear head{m_.head, observed(m_.n_layers, 0), nullptr, m_.n_layers};
+      const Input input = prepare(head, {}, n, &m_.norm_out, [&](int row) { return x(it_.logit_rows[first + row]); });
+      const Operand& operand = input.x;
+      multiply(head, input, n, {Sink::kStore, it_.logits + int64_t{first} * m_.vocab, m_.vocab},
+               m_.n_layers ? &m_.layers[0].qkv : nullptr);
       const bool scales = m_.logit_scale != 1.0f || m_.logit_softcap != 0.0f;
       if (!m_.head_rows.rows && !scales) continue;
       float* buffer = ws_.head_row + int64_t{hidden_} * member_;

@@ -80,14 +80,18 @@ void multiply_int4(const Matrix& w, int panel, const Operand& x, int row, int n_
 void end_multiply();
 
 // ---- adapters.cpp ----
-// Columns that one call of `shrink` computes: with few registers fewer, so that there are more calls to share.
-constexpr int kAdapterColumns = ORCASERVE_VECTOR_BYTES == 64 ? 48 : kAdapterLanes;
-// t[row][column ..] = scales * (A x[row]) for the rows rows[0 .. n), up to kAdapterColumns columns from `column` on.
-void shrink(const AdaptedLinear& w, bool is_bfloat16, const float* x, int64_t stride, const int32_t* rows, int n, int column,
-            float* t, int64_t t_stride);
+// t[row] = scales * (A x[row]) for the rows rows[0 .. n), which are in the operand of `m` as floats and, for an integer matrix,
+// as integers. A row of t has room for `width` floats; what is in it is the business of these two.
+void shrink(const AdaptedLinear& w, const Matrix& m, const Operand& x, const int32_t* rows, int n, float* t, int64_t t_stride);
 // Adds B t to the rows of a tile of `panel`, whose first row is first_row.
-void expand(const AdaptedLinear& w, bool is_bfloat16, int panel, const float* t, int64_t t_stride, const int32_t* rows, int n,
-            int first_row, float* tile);
+void expand(const AdaptedLinear& w, int panel, const float* t, int64_t t_stride, const int32_t* rows, int n, int first_row,
+            float* tile);
+
+// ---- adapters_int8.cpp ----
+void shrink_int8(const AdaptedLinear& w, const Matrix& m, const Operand& x, const int32_t* rows, int n, float* t,
+                 int64_t t_stride);
+void expand_int8(const AdaptedLinear& w, int panel, const float* t, int64_t t_stride, const int32_t* rows, int n, int first_row,
+                 float* tile);
 
 // ---- exact.cpp ----
 // Floats of a row in Operand::exact. The inputs of a row on their way into it. What a panel's sums begin with, as
@@ -124,6 +128,13 @@ void add_tile(const float* tile, int n_rows, int n_cols, const float* bias, floa
 void activate_tile(Activation act, const float* tile, int n_rows, int n_cols, const float* bias, float* y, int64_t y_stride);
 void gate_tile(Activation act, const float* gate, const float* up, int n_rows, int n_cols, const float* gate_bias,
                const float* up_bias, float* y, int64_t y_stride);
+
+// ---- experts.cpp ----
+// The experts of a row with logits [n_experts]: the n_chosen with the largest (of equals the first), in the order of their
+// numbers, and what they count: the softmax of the logits of all of them or, shares_of_chosen, of those chosen.
+void choose_experts(const float* logits, int n_experts, int n_chosen, bool shares_of_chosen, int32_t* chosen, float* shares);
+// to[n] = the sum of shares[i] * given[places[i]] of rows given [..][n], i upwards.
+void mix_experts(const float* given, int n, const int32_t* places, const float* shares, int n_chosen, float* to);
 
 // ---- attention.cpp, attention_int8.cpp ----
 size_t attention_scratch_floats(const Model&, const KVRegion&);                    // of one member

@@ -63,6 +63,12 @@ struct NormWeights {
   const float* bias;    // [n], or null
 };
 
+// One of the MLPs of a layer of experts; its matrices are as a layer's own.
+struct Expert {
+  Matrix up;
+  Matrix down;
+};
+
 struct Layer {
   NormWeights attention_norm;
   Matrix qkv;
@@ -70,6 +76,10 @@ struct Layer {
   NormWeights mlp_norm;
   Matrix up;  // gated: panel 2 i holds outputs of the gate, panel 2 i + 1 the same outputs of up
   Matrix down;
+  // A layer of experts has these instead of up and down: a row goes to those that the router gives the largest logits, and what
+  // they give is weighted by the softmax of the logits.
+  Matrix router;          // [n_experts, hidden]
+  const Expert* experts;  // [Model::n_experts], or null
   // Of what attention and MLP give, before it is added to the hidden states.
   NormWeights post_attention_norm;
   NormWeights post_mlp_norm;
@@ -97,6 +107,8 @@ struct Table {
   const uint8_t* rows;
 };
 
+constexpr int kMostExperts = 1024;  // of a layer
+
 // A run of layers (all of them, or a pipeline stage's) of one shard: heads and intermediate are the shard's own.
 struct Model {
   int hidden;
@@ -115,6 +127,10 @@ struct Model {
   Rope ropes[kRopes];
   bool norms_all_heads;  // q_norm and k_norm are of all heads of a token together
   bool parallel;         // the MLP reads the layer's input
+  int n_experts;          // of each layer that has some; 0: no layer has
+  int n_chosen;           // experts that a row goes to
+  int expert_columns;     // of each expert, as `intermediate` of an MLP
+  bool shares_of_chosen;  // the weights of a row's experts sum to 1, rather than those of all
   float embedding_scale;
   float residual_scale;  // of whatever is added to the hidden states
   float logit_scale;
@@ -131,6 +147,9 @@ struct Model {
   Matrix head;           // if last
   Table head_rows;       // the head's weights as the checkpoint stores them, for the logits that matter; or rows null
 };
+
+// Of a layer, in Iteration::observed.
+static constexpr int observed_matrices(int n_experts) { return 3 + (n_experts > 0 ? n_experts : 1); }
 
 // ---- K/V -----------------------------------------------------------------------------------------------------------
 
@@ -207,8 +226,9 @@ struct Iteration {
   const AdapterRows* adapters;
   int adapter_width;  // of the widest of their Linears
 
-  // Where the squares of every input of every Linear are added up, or null: observed[4 i + j][n] for qkv, out, up, down of
-  // layer i, and observed[4 n_layers] for the head. For choosing Matrix::exact.
+  // Where the squares of every input of every Linear are added up, or null: observed[n i + j] for qkv, out, up, down of
+  // layer i, and observed[n n_layers] for the head; n is observed_matrices(n_experts). In a layer of experts `up` are all
+  // that read the hidden states, and a `down` follows for each expert. For choosing Matrix::exact.
   double* const* observed;
 
   // Sums x [n] over the shards of the layer, in place; null with one shard. Called by member 0 while the others wait.

@@ -68,6 +68,10 @@ NativeModel::NativeModel(const Model& model, std::vector<Layer> layers) : model_
     require(layer.rope >= -1 && layer.rope < kRopes, "a layer names a way to turn that does not exist");
     check_matrix(layer.qkv, "qkv", q + 2 * kv, m.hidden);
     check_matrix(layer.out, "out", m.hidden, q);
+    if (layer.experts) {
+      check_experts(layer);
+      continue;
+    }
     check_matrix(layer.up, "up", m.gated ? 2 * m.intermediate : m.intermediate, m.hidden, m.gated);
     check_matrix(layer.down, "down", m.hidden, m.intermediate);
   }
@@ -81,6 +85,21 @@ NativeModel::NativeModel(const Model& model, std::vector<Layer> layers) : model_
     check_norm(m.norm_out, m.norm, "norm");
     check_matrix(m.head, "head", m.vocab, m.hidden);
     require(!m.head_rows.rows || m.head_rows.n_rows == m.vocab, "the head's rows are not the vocabulary's");
+  }
+}
+
+void NativeModel::check_experts(const Layer& layer) const {
+  const Model& m = model_;
+  require(m.n_experts > 0 && m.n_experts <= kMostExperts, "a layer has 1 to " + std::to_string(kMostExperts) + " experts");
+  require(m.n_chosen > 0 && m.n_chosen <= m.n_experts, "a row goes to 1 to " + std::to_string(m.n_experts) + " experts");
+  require(!m.parallel, "a layer of experts reads what attention has added to");
+  require(layer.router.format == Format::kFloat32 || layer.router.format == Format::kBFloat16, "a router has floats");
+  check_matrix(layer.router, "router", m.n_experts, m.hidden);
+  for (int e = 0; e < m.n_experts; ++e) {
+    const Expert& expert = layer.experts[e];
+    const std::string name = "expert " + std::to_string(e) + "'s ";
+    check_matrix(expert.up, (name + "up").c_str(), m.gated ? 2 * m.expert_columns : m.expert_columns, m.hidden, m.gated);
+    check_matrix(expert.down, (name + "down").c_str(), m.hidden, m.expert_columns);
   }
 }
 
@@ -177,7 +196,7 @@ void NativeModel::run_piece(Iteration it, int begin, int end, const KVRegion& kv
   if (it.token_ids) it.token_ids += begin;
   for (Frequencies& frequencies : it.frequencies)
     if (frequencies.set) frequencies.set += first;
-  adapters_.lay_out(adapter_of ? adapter_of + first : nullptr, &it);
+  adapters_.lay_out(adapter_of ? adapter_of + first : nullptr, team.size(), &it);
   const std::vector<Block> blocks =
       cut_blocks(it.starts, it.contexts, it.n_requests, model_.n_heads / model_.n_kv_heads, model_.n_kv_heads, team.size());
   it.blocks = blocks.data();

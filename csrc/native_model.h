@@ -27,6 +27,7 @@ class NativeModel {
 
  private:
   void check(const Iteration& it, const KVRegion& kv) const;
+  void check_experts(const Layer& layer) const;
   void run_piece(Iteration it, int begin, int end, const KVRegion& kv, Team& team, const Adapter* const* adapter_of);
 
   Model model_;

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tqdm import tqdm
 
 from orcaserve.checkpoint.locate import locate_model, model_name
+from orcaserve.checkpoint.lora import named_adapters
 from orcaserve.checkpoint.pooling import read_pooling
 from orcaserve.config import (
+    AdaptersConfig,
     DType,
     EngineConfig,
     KVConfig,
@@ -143,6 +145,8 @@ class LLM:
     deterministic: refuse what could make a request's numbers depend on what runs beside it (docs/determinism.md).
     enable_prefix_caching: prompts share keys and values of equal beginnings, of earlier calls too
     (docs/prefix_reuse.md); None: if the policy is iteration-level.
+    lora_modules: adapters by name, each a folder as PEFT saves it, which `lora_request` names (docs/lora.md).
+    max_loras: most of them; max_lora_rank: the largest rank that one may have.
     Raises ModelError if the model cannot be had, ConfigError if a setting is wrong or memory does not suffice.
     """
 
@@ -167,9 +171,13 @@ class LLM:
         layer_split: Sequence[int] | None = None,
         deterministic: bool = False,
         enable_prefix_caching: bool | None = None,
+        lora_modules: Mapping[str, str | Path] | None = None,
+        max_loras: int = 8,
+        max_lora_rank: int = 64,
     ) -> None:
         name = None if model is None else str(model)
         path = locate_model(name)
+        adapters = named_adapters((lora_modules or {}).items(), model_name(name))
         self._open(
             EngineConfig(
                 ModelConfig(path, model_name(name), dtype, quantization, device, max_model_len, threads),
@@ -189,6 +197,7 @@ class LLM:
                     pipeline_parallel_size, tensor_parallel_size, None if layer_split is None else tuple(layer_split)
                 ),
                 deterministic=deterministic,
+                adapters=AdaptersConfig(adapters, max_loras, max_lora_rank),
             )
         )
 
@@ -200,6 +209,7 @@ class LLM:
 
     def _open(self, config: EngineConfig) -> None:
         self._path = config.model.path
+        self._adapters = {adapter.name: adapter.number for adapter in config.adapters.modules}
         self.tokenizer = Tokenizer.from_path(config.model.path)
         self._news: SimpleQueue[IterationReport | None] = SimpleQueue()  # None: the engine has failed
         self._host = EngineHost.load(config, self._news.put, lambda _: self._news.put(None))
@@ -214,11 +224,13 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        lora_request: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[Generation]:
         """Continue all prompts, many at a time; results come in the order of the prompts.
 
         prompts: a text, texts, token ids, or lists of token ids. params: one for all, or one each.
+        lora_request: the name of an adapter, or None for the model itself; one for all, or one each.
         progress: a bar on standard error; None = if standard error is a terminal.
         Raises InvalidRequest before anything runs if one of them cannot be served, EngineError if the engine fails.
         """
@@ -226,10 +238,13 @@ class LLM:
         each = [params or SamplingParams()] * len(listed) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(listed):
             raise InvalidRequest("params", f"got {len(each)} params for {len(listed)} prompts")
+        names = [lora_request] * len(listed) if lora_request is None or isinstance(lora_request, str) else lora_request
+        if len(names) != len(listed):
+            raise InvalidRequest("lora_request", f"got {len(names)} names for {len(listed)} prompts")
         results, choices = [], []
-        for prompt, its_params in zip(listed, each, strict=True):
+        for prompt, its_params, adapter in zip(listed, each, map(self._adapter, names), strict=True):
             ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            its_choices = self._choices(ids, its_params)
+            its_choices = self._choices(ids, its_params, adapter)
             choices += its_choices
             text = prompt if isinstance(prompt, str) else None
             result = Generation(text, ids, [choice.completion for choice in its_choices])
@@ -277,21 +292,35 @@ class LLM:
         vectors = [read_vector(choice.embedding or b"") for choice in choices]
         return [shortened(vector, dimensions, normalize).tolist() for vector in vectors]
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Completion:
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        lora_request: str | None = None,
+    ) -> Completion:
         """Answer a conversation: messages with `role` and `content`, as OpenAI's API has them."""
-        choice = self._one_choice(self._render(messages), params or CHAT_PARAMS)
+        choice = self._one_choice(self._render(messages), params or CHAT_PARAMS, lora_request)
         for _ in self._run([choice]):
             pass
         return choice.completion
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora_request: str | None = None
+    ) -> Iterator[str]:
         """Continue one prompt; yields text as it comes. Leaving the iterator cancels the request."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        return self._stream(self._one_choice(ids, params or SamplingParams()))
+        return self._stream(self._one_choice(ids, params or SamplingParams(), lora_request))
 
-    def stream_chat(self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None) -> Iterator[str]:
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        lora_request: str | None = None,
+    ) -> Iterator[str]:
         """Answer a conversation; yields text as it comes."""
-        return self._stream(self._one_choice(self._render(messages), params or CHAT_PARAMS))
+        return self._stream(self._one_choice(self._render(messages), params or CHAT_PARAMS, lora_request))
 
     def close(self) -> None:
         """End the engine. Idempotent."""
@@ -310,11 +339,21 @@ class LLM:
         conversation = read_conversation({"messages": list(map(dict, messages))})
         return ChatEncoder(template, self.tokenizer).encode(conversation, self.facts.longest_prompt)
 
-    def _choices(self, ids: list[int], params: SamplingParams) -> list[_Choice]:
+    def _adapter(self, name: str | None) -> int:
+        """Its number. Raises InvalidRequest."""
+        if name is None:
+            return 0
+        number = self._adapters.get(name)
+        if number is None:
+            known = ", ".join(self._adapters) or "none: name some in lora_modules"
+            raise InvalidRequest("lora_request", f"{name!r} is none of the adapters that are loaded ({known})")
+        return number
+
+    def _choices(self, ids: list[int], params: SamplingParams, adapter: int = 0) -> list[_Choice]:
         """params.n requests over the same prompt. Raises InvalidRequest if they cannot be served."""
         if not ids and self.tokenizer.bos_id is not None:
             ids.append(self.tokenizer.bos_id)
-        requests = fan_out(self._ids, ids, params, self.facts)
+        requests = fan_out(self._ids, ids, params, self.facts, adapter=adapter)
         if params.grammar is not None and params.grammar not in self._compiled:
             self._check_grammar(params.grammar)
         return [
@@ -337,10 +376,10 @@ class LLM:
             self._compiled.clear()
         self._compiled.add(grammar)
 
-    def _one_choice(self, ids: list[int], params: SamplingParams) -> _Choice:
+    def _one_choice(self, ids: list[int], params: SamplingParams, lora_request: str | None) -> _Choice:
         if params.n != 1:
             raise InvalidRequest("n", "n must be 1 here: several texts cannot share one stream")
-        return self._choices(ids, params)[0]
+        return self._choices(ids, params, self._adapter(lora_request))[0]
 
     def _stream(self, choice: _Choice) -> Iterator[str]:
         for _, delta in self._run([choice]):

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from parted import CPU, Partitioned
+from torch import Tensor
+
+from orcaserve.model.encoder_decoder.loader import EncoderDecoderFiles
+from orcaserve.model.encoder_decoder.part import EncoderDecoderPart
+from orcaserve.model.kv_manager import KVManager
+from orcaserve.model.layout import Layout
+from orcaserve.model.reference.encoder_decoder import EncoderDecoder, load_encoder_decoder, load_encoder_decoder_part
+from orcaserve.model.reference.kv_region import KVRegion
 
 VOCABULARY = 97
+PAGE = 4
+SOURCES = [np.random.default_rng(n).integers(3, VOCABULARY, n).tolist() for n in (9, 1, 40, 8)]
 
 _T5 = {
     "vocab_size": VOCABULARY,
@@ -107,3 +120,73 @@ def add_tokenizer(folder: Path) -> None:
     backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", end)])
     backend.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+
+
+class TwoStacks:
+    """How such a model is cut: see parted.Partitioned."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with EncoderDecoderFiles(path) as files:
+            self._spec = files.spec
+        self.n_layers = self._spec.n_stacked
+
+    def part(self, layers: range, shard: int, n_shards: int) -> EncoderDecoderPart:
+        return EncoderDecoderPart(self._spec, layers, shard, n_shards)
+
+    def load(self, part: EncoderDecoderPart, reduce: Callable[[Tensor], None] | None) -> EncoderDecoder:
+        return load_encoder_decoder_part(self._path, part, torch.float32, CPU, reduce)
+
+
+class Running:
+    """A model, whole or cut, and its K/V: iterations of (request id, source or nothing, the decoder's tokens)."""
+
+    def __init__(self, folder: Path, cut: Partitioned | None = None) -> None:
+        """cut: the same model as parts."""
+        with EncoderDecoderFiles(folder) as files:
+            self.spec = files.spec
+        self.kv = KVManager(1024, PAGE) if cut is None else cut.pages
+        if cut is None:
+            model, region = load_encoder_decoder(folder), KVRegion(self.spec, self.kv.n_pages, PAGE)
+            self._forward: Callable[[Tensor, Layout], Tensor] = lambda flat, layout: model.forward(flat, layout, region)
+        else:
+            self._forward = cut.forward
+
+    def step(self, pieces: Sequence[tuple[int, Sequence[int], Sequence[int]]]) -> Tensor:
+        """-> logits [requests, vocabulary]."""
+        for request, source, _ in pieces:
+            if source:
+                self.kv.begin_source(request, len(source))
+        layout = self.kv.lay_out([(request, len(source) + len(tokens)) for request, source, tokens in pieces])
+        flat = torch.tensor([t for _, source, tokens in pieces for t in (*source, *tokens)])
+        return self._forward(flat, layout)
+
+    def greedy(self, request: int, source: Sequence[int], n: int) -> list[int]:
+        tokens = [int(self.step([(request, source, [self.spec.start])]).argmax())]
+        while len(tokens) < n:
+            tokens.append(int(self.step([(request, [], tokens[-1:])]).argmax()))
+        self.kv.drop(request)
+        return tokens
+
+    def in_company(self, n: int, told: Callable[[Tensor], None] = lambda logits: None) -> list[list[int]]:
+        """Greedy texts of n tokens of all SOURCES, in the same iterations: initiations, increments, and one that was
+        preempted and starts anew with what it had put out. told: is given all logits."""
+        start = self.spec.start
+        texts: dict[int, list[int]] = {}
+        for iteration in range(n + len(SOURCES)):
+            entries: list[tuple[int, Sequence[int], Sequence[int]]] = []
+            for request, source in enumerate(SOURCES):
+                if iteration == request:
+                    entries.append((request, source, [start]))
+                    texts[request] = []
+                elif request == 2 and iteration == 6:
+                    self.kv.drop(request)
+                    entries.append((request, source, [start, *texts[request]]))
+                elif request in texts and len(texts[request]) < n:
+                    entries.append((request, [], texts[request][-1:]))
+            if entries:
+                logits = self.step(entries)
+                told(logits)
+                for (request, _, _), row in zip(entries, logits, strict=True):
+                    texts[request].append(int(row.argmax()))
+        return [texts[request] for request in range(len(SOURCES))]

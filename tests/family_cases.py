@@ -52,6 +52,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         _LLAMA | {"num_experts": 4, "num_experts_per_tok": 1, "moe_intermediate_size": 128, "norm_topk_prob": True,
                   "attention_bias": True, "rope_parameters": _LINEAR},
     ),
+    "qwen3_moe, dense layers": (
+        "Qwen3Moe",
+        _LLAMA | {"num_experts": 9, "num_experts_per_tok": 4, "moe_intermediate_size": 96, "decoder_sparse_step": 2,
+                  "mlp_only_layers": [3], "tie_word_embeddings": True, "norm_topk_prob": True},
+    ),
     "gemma": ("Gemma", _GEMMA | {"attention_bias": True}),
     "gemma, untied": ("Gemma", _GEMMA | {"tie_word_embeddings": False, "hidden_act": "gelu"}),
     "gemma2": ("Gemma2", _GEMMA | {"sliding_window": 37, "query_pre_attn_scalar": 20, "attn_logit_softcapping": 3.0,

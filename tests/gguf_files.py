@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,9 @@ def save_gguf(
     return stored
 
 
-_ARCHITECTURES = {"gemma3_text": "gemma3", "gpt_neox": "gptneox", "phi": "phi2"}
+_ARCHITECTURES = {
+    "gemma3_text": "gemma3", "gpt_neox": "gptneox", "phi": "phi2", "mixtral": "llama", "qwen3_moe": "qwen3moe",
+}  # fmt: skip
 _PERMUTED = ("llama", "granite", "smollm3")
 _FROM_ONE = ("gemma", "gemma2", "gemma3")  # whose norms are stored with the 1 that transformers adds later
 _HEAD_BY_HEAD = ("bloom", "falcon", "gptneox")
@@ -173,12 +176,28 @@ def _plain_qkv(weight: np.ndarray, n_kv_heads: int, n_heads: int) -> np.ndarray:
     return np.concatenate([part.reshape(-1, *weight.shape[1:]) for part in parts])
 
 
-def save_any_gguf(model: Any, path: Path, **keys: Any) -> None:
+def _tensors(model: Any, merged: bool) -> Iterator[tuple[str, np.ndarray]]:
+    """The state dict, with the experts' gate and up apart, unless they are to be merged."""
+    for name, tensor in model.state_dict().items():
+        weight = tensor.numpy()
+        if name.endswith("experts.gate_up_proj") and not merged:
+            for part, half in zip(("gate_proj", "up_proj"), np.split(weight, 2, axis=1), strict=True):
+                yield f"{name.removesuffix('gate_up_proj')}{part}.weight", half
+        else:
+            yield name if weight.ndim < 3 else f"{name}.weight", weight
+
+
+def save_any_gguf(
+    model: Any, path: Path, experts: str = "F32", merged: bool = False, **keys: Any
+) -> dict[str, np.ndarray]:
     """Write a model of any family in float32, as llama.cpp's converter does: names and keys are those of its library.
 
-    keys: of the architecture, dots written as `__`.
+    experts: the kind of the matrices of experts; merged: their gate and up are one tensor. keys: of the architecture,
+    dots written as `__`. Returns the experts' matrices as their kind leaves them.
     """
     import gguf
+
+    as_stored: dict[str, np.ndarray] = {}
 
     config = model.config
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
@@ -207,10 +226,9 @@ def save_any_gguf(model: Any, path: Path, **keys: Any) -> None:
         writer.add_value_length(head_dim)
     for key, value in keys.items():
         _add_of(writer, value)(f"{architecture}.{key.replace('__', '.')}", value)
-    for name, tensor in model.state_dict().items():
+    for name, weight in _tensors(model, merged):
         if name in ("lm_head.weight", "embed_out.weight") and config.tie_word_embeddings:
             continue
-        weight = tensor.numpy()
         if architecture in _FROM_ONE and name.endswith("norm.weight"):
             weight = weight + 1
         elif architecture in _HEAD_BY_HEAD and "query_key_value" in name:
@@ -219,7 +237,15 @@ def save_any_gguf(model: Any, path: Path, **keys: Any) -> None:
             weight = _interleave(weight, heads if "q_proj" in name else kv_heads)
         name = name.removeprefix("transformer.") if architecture == "bloom" else name
         stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        if name.endswith("experts.gate_up_proj.weight"):  # the library has no such name of transformers
+            stored = f"blk.{name.split('.')[2]}.ffn_gate_up_exps.weight"
         assert stored is not None, name
+        if weight.ndim == 3 and experts != "F32":
+            number = gguf.GGMLQuantizationType[experts]
+            rows = _quantise(weight.reshape(-1, weight.shape[-1]), experts, seed=len(as_stored))
+            as_stored[name] = gguf.quants.dequantize(rows, number).reshape(weight.shape)
+            writer.add_tensor(stored, rows.reshape(*weight.shape[:2], -1), raw_dtype=number)
+            continue
         writer.add_tensor(stored, np.ascontiguousarray(weight, np.float32))
     for name, factors in (("short", "short_factor"), ("long", "long_factor")):
         rope = getattr(config, "rope_parameters", None) or {}
@@ -229,3 +255,4 @@ def save_any_gguf(model: Any, path: Path, **keys: Any) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return as_stored

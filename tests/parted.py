@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from threading import Barrier
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from orcaserve.model.kv_manager import KVManager
+from orcaserve.model.layout import Layout
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part
 from orcaserve.model.reference.builder import load_reference, load_reference_part
 from orcaserve.model.reference.kv_region import KVRegion
+from orcaserve.model.reference.transformer import Transformer
 
 BATCHES: list[list[tuple[int, list[int]]]] = [
     [(0, list(range(1, 40))), (1, [7, 8, 9])],
@@ -39,26 +42,52 @@ class Shards:
         x.copy_(total)
 
 
+class OneStack:
+    """How a model that is a decoder is cut."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with ModelFiles(path) as files:
+            self._spec = files.spec
+        self.n_layers = self._spec.n_layers
+
+    def part(self, layers: range, shard: int, n_shards: int) -> Part:
+        return Part(self._spec, layers, shard, n_shards)
+
+    def load(self, part: Part, reduce: Callable[[Tensor], None] | None) -> Transformer:
+        return load_reference_part(self._path, part, torch.float32, CPU, reduce)
+
+
 class Partitioned:
     """Stages of shards in one process, every shard with a thread of its own."""
 
-    def __init__(self, path: Path, splits: Sequence[int], n_shards: int) -> None:
-        with ModelFiles(path) as files:
-            spec = files.spec
-        self.pages = KVManager(2048, 16)
+    def __init__(
+        self,
+        path: Path,
+        splits: Sequence[int],
+        n_shards: int,
+        way: Callable[[Path], Any] = OneStack,
+        page_size: int = 16,
+    ) -> None:
+        """splits: the first layers of all stages but the first."""
+        self.pages = KVManager(2048, page_size)
         self.stages = []
-        for begin, end in pairwise([0, *splits, spec.n_layers]):
+        cut = way(path)
+        for begin, end in pairwise([0, *splits, cut.n_layers]):
             sums, stage = Shards(n_shards), []
             for shard in range(n_shards):
-                part = Part(spec, range(begin, end), shard, n_shards)
+                part = cut.part(range(begin, end), shard, n_shards)
                 reduce = None if n_shards == 1 else lambda x, sums=sums, shard=shard: sums.all_reduce(shard, x)
-                model = load_reference_part(path, part, torch.float32, CPU, reduce)
-                stage.append((model, KVRegion(part.own_spec, self.pages.n_pages, 16)))
+                model = cut.load(part, reduce)
+                stage.append((model, KVRegion(part.own_spec, self.pages.n_pages, page_size)))
             self.stages.append(stage)
 
     def step(self, batch: list[tuple[int, list[int]]]) -> Tensor:
         layout = self.pages.lay_out([(request, len(tokens)) for request, tokens in batch])
-        x = torch.tensor([t for _, tokens in batch for t in tokens])
+        return self.forward(torch.tensor([t for _, tokens in batch for t in tokens]), layout)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """Token ids -> logits."""
         for stage in self.stages:
             with ThreadPoolExecutor(len(stage)) as pool:
                 results = list(pool.map(lambda shard, x=x: shard[0].forward(x, layout, shard[1]), stage))

@@ -129,6 +129,30 @@ void refuses_models() {
   for (const auto& [what, spoil] : kSpoilt) expect_refused(what, [&] { build(spoil); });
 }
 
+void refuses_experts() {
+  const ToyModel toy(kExperts, Format::kInt8, Format::kInt8);
+  const auto build = [&](const std::function<void(Model&, Layer&, std::vector<Expert>&)>& spoil) {
+    Model model = toy.model();
+    std::vector<Layer> layers(model.layers, model.layers + model.n_layers);
+    std::vector<Expert> experts(layers[1].experts, layers[1].experts + model.n_experts);
+    layers[1].experts = experts.data();
+    spoil(model, layers[1], experts);
+    NativeModel native(model, layers);
+  };
+  build([](Model&, Layer&, std::vector<Expert>&) {});
+  const std::pair<const char*, std::function<void(Model&, Layer&, std::vector<Expert>&)>> kSpoilt[] = {
+      {"a row that goes nowhere", [](Model& m, Layer&, std::vector<Expert>&) { m.n_chosen = 0; }},
+      {"more experts of a row than there are", [](Model& m, Layer&, std::vector<Expert>&) { m.n_chosen = 6; }},
+      {"too many experts", [](Model& m, Layer&, std::vector<Expert>&) { m.n_experts = kMostExperts + 1; }},
+      {"a router of integers", [](Model&, Layer& l, std::vector<Expert>&) { l.router = l.qkv; }},
+      {"a router of other experts", [](Model&, Layer& l, std::vector<Expert>&) { l.router.n_out = 4; }},
+      {"an expert of another size", [](Model&, Layer&, std::vector<Expert>& e) { e[3].down.n_in -= 1; }},
+      {"an expert without panels", [](Model&, Layer&, std::vector<Expert>& e) { e[4].up.n_panels = 0; }},
+      {"experts beside attention", [](Model& m, Layer&, std::vector<Expert>&) { m.parallel = true; }},
+  };
+  for (const auto& [what, spoil] : kSpoilt) expect_refused(what, [&] { build(spoil); });
+}
+
 void refuses_sets() {
   const std::string before = kernels().isa;
   expect_refused("an instruction set of no machine", [] { set_isa("sse5"); });
@@ -143,6 +167,7 @@ void check_refusals(Report& report) {
   report.check("layouts that reach elsewhere are refused", refuses_layouts);
   report.check("pages before all windows are not asked for", refuses_pages_in_windows);
   report.check("models whose sizes disagree are refused", refuses_models);
+  report.check("experts whose sizes disagree are refused", refuses_experts);
   report.check("unknown instruction sets are refused", refuses_sets);
 }
 

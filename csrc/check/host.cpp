@@ -24,7 +24,13 @@ void litter(Array<uint8_t>& memory, Storage storage) {
 
 }  // namespace
 
-Host::Host(const Model& model, Storage storage, int n_pages) : vocab_(model.vocab), hidden_(model.hidden) {
+const ToyAdapter* adapter_of(int request, const std::vector<const ToyAdapter*>& adapters) {
+  const size_t which = static_cast<size_t>(request) % (adapters.size() + 1);
+  return which ? adapters[which - 1] : nullptr;
+}
+
+Host::Host(const Model& model, Storage storage, int n_pages, std::vector<const ToyAdapter*> adapters)
+    : vocab_(model.vocab), hidden_(model.hidden), adapters_(std::move(adapters)) {
   // The largest window, 0 if some layer has none.
   window_ = model.layers[0].window;
   for (int i = 0; i < model.n_layers; ++i)
@@ -124,7 +130,19 @@ Logits Host::run(const std::vector<NativeModel*>& stages, Team& team, const Batc
       part.logit_rows = logit_rows.data();
       part.logits = logits.data();
     }
-    stage->run(part, from_layer(layer), team);
+    std::vector<Adapter> adapters;
+    for (const Piece& piece : batch) {
+      const ToyAdapter* adapter = adapter_of(piece.request, adapters_);
+      adapters.push_back(adapter ? adapter->from_layer(layer) : Adapter{});
+    }
+    // Rows are told to have one adapter by its address.
+    std::vector<const Adapter*> of;
+    for (size_t r = 0; r < n; ++r) {
+      size_t first = 0;
+      while (adapters[first].layers != adapters[r].layers) ++first;
+      of.push_back(adapters[r].layers ? &adapters[first] : nullptr);
+    }
+    stage->run(part, from_layer(layer), team, adapters_.empty() ? nullptr : of.data());
     layer += stage->model().n_layers;
   }
   Logits rows;

@@ -8,6 +8,7 @@
 #include "../native_model.h"
 #include "array.h"
 #include "oracle.h"
+#include "toy_adapter.h"
 
 namespace orcaserve::check {
 
@@ -24,9 +25,13 @@ using Batch = std::vector<Piece>;
 // Logits of the last row of every request of an iteration.
 using Logits = std::vector<Array<float>>;
 
+// The adapter of a request, or null: see Host.
+const ToyAdapter* adapter_of(int request, const std::vector<const ToyAdapter*>& adapters);
+
 class Host {
  public:
-  Host(const Model& model, Storage storage, int n_pages);
+  // adapters: request r has the (r % (their number + 1))-th of them, counted from 1; 0: it has none.
+  Host(const Model& model, Storage storage, int n_pages, std::vector<const ToyAdapter*> adapters = {});
 
   // One iteration through consecutive runs of layers (or the one of all), each of which sees its own layers of the
   // region. A request takes the set (its number % 2) of the turns. observed: Iteration::observed, or null.
@@ -44,6 +49,7 @@ class Host {
   KVRegion from_layer(int layer) const;
 
   int vocab_, hidden_, window_;
+  std::vector<const ToyAdapter*> adapters_;
   Array<uint8_t> keys_, values_;
   Array<float> key_scales_, value_scales_;
   KVRegion region_;

@@ -5,6 +5,9 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "adapted.h"
+#include "toy_adapter.h"
+
 namespace orcaserve::check {
 namespace {
 
@@ -82,7 +85,15 @@ Doubles Dense::operator()(Doubles x) const {
 Oracle::Oracle(const Model& model, Storage storage) : model_(model), storage_(storage), head_(model.head) {
   for (int i = 0; i < model.n_layers; ++i) {
     const Layer& layer = model.layers[i];
-    layers_.push_back({&layer, Dense(layer.qkv), Dense(layer.out), Dense(layer.up, model.gated), Dense(layer.down)});
+    layers_.push_back({&layer, Dense(layer.qkv), Dense(layer.out), {}, {}, {}});
+    DenseLayer& dense = layers_.back();
+    const Expert own{layer.up, layer.down};
+    if (layer.experts) dense.router.emplace_back(layer.router);
+    for (int e = 0; e < (layer.experts ? model.n_experts : 1); ++e) {
+      const Expert& expert = layer.experts ? layer.experts[e] : own;
+      dense.ups.emplace_back(expert.up, model.gated);
+      dense.downs.emplace_back(expert.down);
+    }
   }
 }
 
@@ -182,20 +193,60 @@ void Oracle::rescore(const Doubles& x, Doubles& logits) const {
 
 namespace {
 
-// y = w x, and x's squares go to `squares`.
-Doubles multiply(const Dense& w, const Doubles& x, Doubles& squares) {
+void observe(const Doubles& x, Doubles& squares) {
   squares.resize(x.size());
   for (size_t i = 0; i < x.size(); ++i) squares[i] += x[i] * x[i];
+}
+
+// y = w x, and x's squares go to `squares`.
+Doubles multiply(const Dense& w, const Doubles& x, Doubles& squares) {
+  observe(x, squares);
   return w(x);
+}
+
+// The same of a layer's Linear, with what an adapter adds.
+Doubles multiply(const Dense& w, const Matrix& m, const AdaptedLinear* adapter, bool interleaved, const Doubles& x,
+                 Doubles& squares) {
+  const Doubles y = multiply(w, x, squares);
+  return adapter ? sum(y, adapted(*adapter, m, interleaved, x)) : y;
 }
 
 }  // namespace
 
-Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set) const {
+// The i-th of a layer's; the squares are those of what `down` reads.
+Doubles Oracle::mlp(const DenseLayer& layer, size_t i, const Doubles& x, Doubles& squares, const AdaptedLayer* adapter) const {
+  Doubles wide = layer.ups[i](x);
+  if (adapter) wide = sum(wide, adapted(adapter->up, layer.layer->up, model_.gated, x));
+  const size_t width = model_.gated ? wide.size() / 2 : wide.size();
+  for (size_t j = 0; j < width; ++j)
+    wide[j] = activate(model_.activation, wide[j]) * (model_.gated ? wide[width + j] : 1.0);
+  wide.resize(width);
+  return multiply(layer.downs[i], layer.layer->down, adapter ? &adapter->down : nullptr, false, wide, squares);
+}
+
+// squares: of each expert's `down`.
+Doubles Oracle::experts(const DenseLayer& layer, const Doubles& x, Doubles* squares) const {
+  const Doubles logits = layer.router[0](x);
+  std::vector<size_t> order(logits.size());
+  for (size_t e = 0; e < order.size(); ++e) order[e] = e;
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  double total = 0;
+  for (size_t i = 0; i < order.size(); ++i)
+    if (!model_.shares_of_chosen || i < static_cast<size_t>(model_.n_chosen)) total += std::exp(logits[order[i]]);
+  Doubles y(x.size());
+  for (int i = 0; i < model_.n_chosen; ++i) {
+    const size_t e = order[static_cast<size_t>(i)];
+    y = sum(y, mlp(layer, e, x, squares[e]), std::exp(logits[e]) / total);
+  }
+  return y;
+}
+
+Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set, const ToyAdapter* adapter) const {
   const int dim = model_.head_dim, q = model_.n_heads * dim, kv = model_.n_kv_heads * dim;
   request.keys.resize(layers_.size());
   request.values.resize(layers_.size());
-  request.squares.resize(4 * layers_.size() + 1);
+  const auto n_observed = static_cast<size_t>(observed_matrices(model_.n_experts));
+  request.squares.resize(n_observed * layers_.size() + 1);
   const int position = static_cast<int>(request.keys[0].size());
   const double residual_scale = double{model_.residual_scale};
   Doubles x = read_row(model_.embedding, token, model_.hidden);
@@ -204,10 +255,11 @@ Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set
   if (model_.positions.rows) x = sum(x, read_row(model_.positions, position, model_.hidden));
   for (size_t i = 0; i < layers_.size(); ++i) {
     const DenseLayer& layer = layers_[i];
-    Doubles* squares = &request.squares[4 * i];
+    Doubles* squares = &request.squares[n_observed * i];
     const Layer& l = *layer.layer;
+    const AdaptedLayer* own = adapter ? &adapter->layer(i) : nullptr;
     const Doubles input = x;
-    Doubles qkv = multiply(layer.qkv, norm(l.attention_norm, x), squares[0]);
+    Doubles qkv = multiply(layer.qkv, l.qkv, own ? &own->qkv : nullptr, false, norm(l.attention_norm, x), squares[0]);
     if (l.q_norm.weight) {
       norm_heads(l.q_norm, qkv.data(), model_.n_heads);
       norm_heads(l.k_norm, qkv.data() + q, model_.n_kv_heads);
@@ -223,14 +275,13 @@ Doubles Oracle::step(Remembered& request, int token, const Turns& turns, int set
     if (storage_ == Storage::kInt8) turn_heads(key);
     request.keys[i].push_back(stored(key));
     request.values[i].push_back(stored(Doubles(values, qkv.end())));
-    const Doubles attended = multiply(layer.out, attend(qkv, request.keys[i], request.values[i], l.window), squares[1]);
+    const Doubles heads = attend(qkv, request.keys[i], request.values[i], l.window);
+    const Doubles attended = multiply(layer.out, l.out, own ? &own->out : nullptr, false, heads, squares[1]);
     x = sum(x, norm(l.post_attention_norm, attended), residual_scale);
-    Doubles wide = multiply(layer.up, norm(l.mlp_norm, model_.parallel ? input : x), squares[2]);
-    const auto width = static_cast<size_t>(model_.intermediate);
-    for (size_t j = 0; j < width; ++j)
-      wide[j] = activate(model_.activation, wide[j]) * (model_.gated ? wide[width + j] : 1.0);
-    wide.resize(width);
-    x = sum(x, norm(l.post_mlp_norm, multiply(layer.down, wide, squares[3])), residual_scale);
+    const Doubles normed = norm(l.mlp_norm, model_.parallel ? input : x);
+    observe(normed, squares[2]);
+    const Doubles given = l.experts ? experts(layer, normed, squares + 3) : mlp(layer, 0, normed, squares[3], own);
+    x = sum(x, norm(l.post_mlp_norm, given), residual_scale);
   }
   x = norm(model_.norm_out, x);
   Doubles logits = multiply(head_, x, request.squares.back());

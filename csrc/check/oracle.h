@@ -45,17 +45,21 @@ struct Remembered {
 // Of each rope of a model, two sets of frequencies: [2][dim / 2].
 using Turns = Array<float>[kRopes];
 
+class ToyAdapter;
+
 class Oracle {
  public:
   Oracle(const Model& model, Storage storage);
 
-  // The next token of a request, which takes this set of `turns`; returns its logits.
-  Doubles step(Remembered& request, int token, const Turns& turns, int set) const;
+  // The next token of a request, which takes this set of `turns`, and has an adapter, or none; returns its logits.
+  Doubles step(Remembered& request, int token, const Turns& turns, int set, const ToyAdapter* adapter = nullptr) const;
 
  private:
   struct DenseLayer {
     const Layer* layer;
-    Dense qkv, out, up, down;
+    Dense qkv, out;
+    std::vector<Dense> router;     // of a layer of experts
+    std::vector<Dense> ups, downs;  // of each expert, or the layer's own
   };
 
   Doubles norm(const NormWeights& w, const Doubles& x) const;
@@ -65,6 +69,9 @@ class Oracle {
                  int window) const;
   void rotate(const Rope& rope, double* head, int position, const float* frequencies) const;
   Doubles stored(Doubles x) const;
+  Doubles mlp(const DenseLayer& layer, size_t i, const Doubles& x, Doubles& squares,
+              const AdaptedLayer* adapter = nullptr) const;
+  Doubles experts(const DenseLayer& layer, const Doubles& x, Doubles* squares) const;
   void rescore(const Doubles& x, Doubles& logits) const;
 
   Model model_;

@@ -45,6 +45,36 @@ const Shape kWindows = [] {
   s.windows = {37, 530, 1};
   return s;
 }();
+const Shape kExperts = [] {
+  Shape s = kLlama;
+  s.name = "experts";
+  s.n_experts = 5;
+  s.n_chosen = 2;
+  s.expert_columns = 160;
+  return s;
+}();
+// More of them than rows, also more than a vector has lanes; biases, no gate; a layer without experts; and norms behind.
+const Shape kManyExperts = [] {
+  Shape s = kSandwich;
+  s.name = "many experts";
+  s.norm = Norm::kLayer;
+  s.gated = false;
+  s.biased = true;
+  s.n_experts = 19;
+  s.n_chosen = 4;
+  s.expert_columns = 96;
+  s.shares_of_chosen = false;
+  s.dense_layer = 1;
+  return s;
+}();
+const Shape kShallowExperts = [] {
+  Shape s = kShallow;
+  s.name = "shallow, experts";
+  s.n_experts = 3;
+  s.n_chosen = 2;
+  s.expert_columns = 96;
+  return s;
+}();
 
 namespace {
 
@@ -135,7 +165,7 @@ Table ToyModel::table(RowFormat format, int n_rows) {
   return table;
 }
 
-ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shape) {
+ToyModel::ToyModel(const Shape& shape, Format layers, Format head, bool adapted) : shape_(shape) {
   const int q = shape.n_heads * shape.head_dim, kv = shape.n_kv_heads * shape.head_dim, hidden = shape.hidden;
   for (int i = 0; i < shape.n_layers; ++i) {
     Layer layer{};
@@ -143,8 +173,20 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
     layer.qkv = matrix(q + 2 * kv, hidden, layers);
     layer.out = matrix(hidden, q, layers);
     if (shape.pre_norm) layer.mlp_norm = norm();
-    layer.up = matrix(shape.gated ? 2 * shape.intermediate : shape.intermediate, hidden, layers, shape.gated);
-    layer.down = matrix(hidden, shape.intermediate, layers);
+    const auto mlp = [&](int columns) {
+      const Matrix up = matrix(shape.gated ? 2 * columns : columns, hidden, layers, shape.gated);
+      return Expert{up, matrix(hidden, columns, layers)};
+    };
+    if (shape.n_experts && i != shape.dense_layer) {
+      layer.router = matrix(shape.n_experts, hidden, layers == Format::kBFloat16 ? layers : Format::kFloat32);
+      experts_.emplace_back();
+      for (int e = 0; e < shape.n_experts; ++e) experts_.back().push_back(mlp(shape.expert_columns));
+      layer.experts = experts_.back().data();
+    } else {
+      const Expert own = mlp(shape.intermediate);
+      layer.up = own.up;
+      layer.down = own.down;
+    }
     if (shape.post_norm) layer.post_attention_norm = norm();
     if (shape.post_norm) layer.post_mlp_norm = norm();
     if (shape.q_norm) layer.q_norm = norm(shape.norms_all_heads ? q : shape.head_dim);
@@ -180,6 +222,10 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
   }
   m.norms_all_heads = shape.norms_all_heads;
   m.parallel = shape.parallel;
+  m.n_experts = shape.n_experts;
+  m.n_chosen = shape.n_chosen;
+  m.expert_columns = shape.expert_columns;
+  m.shares_of_chosen = shape.shares_of_chosen;
   m.embedding_scale = shape.embedding_scale;
   m.residual_scale = shape.residual_scale;
   m.logit_scale = shape.logit_scale;
@@ -193,6 +239,10 @@ ToyModel::ToyModel(const Shape& shape, Format layers, Format head) : shape_(shap
   m.head = shape.tied ? tied_head(head) : matrix(shape.vocab, hidden, head);
   if (shape.tied && head == Format::kInt8) m.head_rows = m.embedding;
   if (shape.positions) m.positions = table(RowFormat::kFloat32, kMostTokens);
+  if (!adapted) return;
+  made_.emplace_back(m, 5, 1, 41);
+  made_.emplace_back(m, 19, -1, 43);
+  for (const ToyAdapter& adapter : made_) adapters_.push_back(&adapter);
 }
 
 NativeModel ToyModel::native(int first_layer, int n_layers) const {

@@ -9,6 +9,7 @@
 #include "array.h"
 #include "oracle.h"
 #include "packed.h"
+#include "toy_adapter.h"
 
 namespace orcaserve::check {
 
@@ -32,15 +33,18 @@ struct Shape {
   std::vector<int> windows = {};   // of layers in turn; empty: none
   float attention_softcap = 0;
   bool alibi = false;
+  int n_experts = 0, n_chosen = 0, expert_columns = 0;
+  bool shares_of_chosen = true;
+  int dense_layer = -1;  // one without experts
 };
 
-extern const Shape kLlama, kShallow, kGpt2, kOdd, kSandwich, kParallel, kWindows;
+extern const Shape kLlama, kShallow, kGpt2, kOdd, kSandwich, kParallel, kWindows, kExperts, kManyExperts, kShallowExperts;
 
 // The weights of a model and everything else that a NativeModel borrows.
 class ToyModel {
  public:
-  // head: format of the head, which may differ from the layers'.
-  ToyModel(const Shape& shape, Format layers, Format head);
+  // head: format of the head, which may differ from the layers'. adapted: has two adapters, of different ranks.
+  ToyModel(const Shape& shape, Format layers, Format head, bool adapted = false);
 
   // All layers, or a run of them as a worker has them.
   NativeModel native() const { return native(0, model_.n_layers); }
@@ -48,6 +52,7 @@ class ToyModel {
 
   const Model& model() const { return model_; }
   const Turns& turns() const { return turns_; }
+  const std::vector<const ToyAdapter*>& adapters() const { return adapters_; }
 
  private:
   Matrix matrix(int n_out, int n_in, Format format, bool interleaved = false);
@@ -64,8 +69,11 @@ class ToyModel {
   std::deque<Array<uint8_t>> bytes_;
   std::deque<Packed> packed_;
   std::vector<Layer> layers_;
+  std::deque<std::vector<Expert>> experts_;
   Turns turns_;
   Model model_{};
+  std::deque<ToyAdapter> made_;
+  std::vector<const ToyAdapter*> adapters_;
 };
 
 }  // namespace orcaserve::check

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from orcaserve.checkpoint.gguf_experts import experts_apart
 from orcaserve.checkpoint.mapped_file import MappedFile
 from orcaserve.checkpoint.tensor_info import TensorInfo, check_apart
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
@@ -92,7 +93,7 @@ class GGUFFile:
     """One open GGUF file; reads its header at once, its tensors when asked.
 
     metadata: key -> int, float, bool, str, list of str (or of lists), or a numpy array of numbers.
-    tensors: name -> TensorInfo.
+    tensors: name -> TensorInfo; experts have theirs each for itself (gguf_experts.py).
     Raises ModelNotFound, CheckpointError (damaged) and UnsupportedModel (versions, kinds).
     """
 
@@ -102,7 +103,7 @@ class GGUFFile:
         header = _Header(self._file.data, path.name)
         self.version = header.version
         self.metadata = header.metadata
-        self.tensors = header.tensors
+        self.tensors = experts_apart(header.tensors.values(), path.name)
         self._pairs_end = header.pairs_end
 
     def read(self, name: str, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:

@@ -25,6 +25,8 @@ _SIZES = {
     "attention.layer_norm_epsilon": "layer_norm_eps",
     "attention.sliding_window": "sliding_window",
     "expert_count": "num_local_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
@@ -140,6 +142,16 @@ def _falcon(values: _Values, config: Mapping[str, Any], tensors: Container[str])
     }
 
 
+def _llama(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
+    """Mixtral has no architecture of its own."""
+    return {"model_type": "llama with experts"} if config.get("num_local_experts") else {}
+
+
+def _qwen3moe(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
+    """Files do not say that the weights of the experts chosen sum to 1: readers take it so."""
+    return {"norm_topk_prob": True}
+
+
 def _mpt(values: _Values, config: Mapping[str, Any], tensors: Container[str]) -> dict[str, Any]:
     clamp, most = values.number("attention.clamp_kqv"), values.number("attention.max_alibi_bias")
     options = {"clip_qkv": clamp or None, "alibi": bool(most), "alibi_bias_max": most, "qk_ln": _Q_NORM in tensors}
@@ -165,8 +177,10 @@ _OF_ITS_OWN: dict[str, Callable[[_Values, Mapping[str, Any], Container[str]], di
     "gemma2": _gemma,
     "gemma3": _gemma,
     "falcon": _falcon,
+    "llama": _llama,
     "mpt": _mpt,
     "phi3": _phi3,
+    "qwen3moe": _qwen3moe,
     "stablelm": _stablelm,
 }
 

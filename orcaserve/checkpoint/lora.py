@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from orcaserve.checkpoint.json_object import parse_object
 from orcaserve.checkpoint.safetensors import SafetensorsFile
-from orcaserve.core.errors import CheckpointError, ModelNotFound, UnsupportedModel
+from orcaserve.core.adapter import AdapterSource
+from orcaserve.core.errors import CheckpointError, ConfigError, ModelError, ModelNotFound, UnsupportedModel
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLED = "adapter_model.bin"
@@ -182,3 +184,24 @@ def digest(path: Path) -> str:
             raise ModelNotFound(f"{path / name} cannot be read: {error.strerror}") from error
         whole.update(b"\0")
     return whole.hexdigest()
+
+
+def named_adapters(modules: Iterable[tuple[str, str | Path]], model: str) -> tuple[AdapterSource, ...]:
+    """Names and folders -> what an engine is to load from its start. model: the base model's name.
+
+    Their settings are looked at. Raises ConfigError for names that do not tell them apart, ModelError that names the
+    adapter.
+    """
+    sources: list[AdapterSource] = []
+    for number, (name, folder) in enumerate(modules, 1):
+        if any(name == other.name for other in sources):
+            raise ConfigError("--lora-modules", f"{name} is given twice")
+        if name == model:
+            raise ConfigError("--lora-modules", f"{name} is the model's own name")
+        path = Path(os.path.abspath(folder))
+        try:
+            LoraFiles(path).close()
+            sources.append(AdapterSource(number, name, path, digest(path)))
+        except ModelError as error:
+            raise type(error)(f"adapter {name}: {error}") from error
+    return tuple(sources)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
 from orcaserve.config import AdaptersConfig
 from orcaserve.core.adapter import AdapterSource
-from orcaserve.core.errors import ConfigError, ModelError
+from orcaserve.core.errors import ConfigError
+
+UPDATING = "enable_runtime_lora_updating"
 
 
-def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
+def add_adapter_arguments(
+    parser: argparse.ArgumentParser, who: str = "which requests name in `model`", *, updating: bool = False
+) -> None:
+    """who: who has which of them. updating: clients may load and unload some, if a flag says so."""
     usual = AdaptersConfig()
     group = parser.add_argument_group(
-        "adapters",
-        "Low-rank adapters (LoRA) of the model, which requests name in `model`; many run in one batch (docs/lora.md).",
+        "adapters", f"Low-rank adapters (LoRA) of the model, {who}; many run in one batch (docs/lora.md)."
     )
     group.add_argument(
         "--lora-modules",
@@ -39,6 +41,8 @@ def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="R",
         help="largest rank that an adapter may have (default: %(default)s)",
     )
+    if not updating:
+        return
     group.add_argument(
         "--enable-runtime-lora-updating",
         action="store_true",
@@ -48,23 +52,16 @@ def add_adapter_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def adapters_config(args: argparse.Namespace, model: str) -> AdaptersConfig:
-    """model: the base model's name for clients. Raises ConfigError; ModelError if an adapter cannot be had."""
-    modules: list[AdapterSource] = []
-    for number, text in enumerate(args.lora_modules, 1):
+    """model: its name for clients. Raises ConfigError; ModelError if an adapter cannot be had."""
+    modules: list[tuple[str, str]] = []
+    for text in args.lora_modules:
         name, equals, folder = text.partition("=")
         if not equals or not name or not folder:
             raise ConfigError("--lora-modules", f"{text!r} is not NAME=DIR")
-        if any(name == other.name for other in modules):
-            raise ConfigError("--lora-modules", f"{name} is given twice")
-        if name == model:
-            raise ConfigError("--lora-modules", f"{name} is the model's own name")
-        from orcaserve.checkpoint.lora import LoraFiles, digest  # late: with it comes numpy
+        modules.append((name, folder))
+    sources: tuple[AdapterSource, ...] = ()
+    if modules:
+        from orcaserve.checkpoint.lora import named_adapters  # late: with it comes numpy
 
-        path = Path(os.path.abspath(folder))
-        try:
-            LoraFiles(path).close()
-            modules.append(AdapterSource(number, name, path, digest(path)))
-        except ModelError as error:
-            raise type(error)(f"adapter {name}: {error}") from error
-    updating = args.enable_runtime_lora_updating
-    return AdaptersConfig(tuple(modules), args.max_loras, args.max_lora_rank, updating)
+        sources = named_adapters(modules, model)
+    return AdaptersConfig(sources, args.max_loras, args.max_lora_rank, getattr(args, UPDATING, False))

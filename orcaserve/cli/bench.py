@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from statistics import median
 
 from orcaserve.cli import bench_serve
+from orcaserve.cli.adapter_options import adapters_config, add_adapter_arguments
 from orcaserve.cli.options import add_model_arguments, engine_config
 from orcaserve.core.errors import ConfigError
 
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             sub.add_argument("--gen", type=_positive, default=32, metavar="N",
                              help="tokens of every request: throughput counts them after the first one")  # fmt: skip
             sub.add_argument("--repeat", type=_positive, default=3, metavar="N", help="runs (default: %(default)s)")
+            add_adapter_arguments(sub, "which the requests have in turn")
         add_model_arguments(sub, positional=False)
 
 
@@ -75,6 +77,8 @@ def _offline(args: argparse.Namespace) -> Iterable[dict[str, object]]:
         pages = -(-(args.prompt + args.gen + 1) // 16)
         args.n_slots = max(args.batch) * pages * 16
     config = engine_config(args)
+    config = replace(config, adapters=adapters_config(args, config.model.name))
+    n_adapters = len(config.adapters.modules)
     from orcaserve.evaluation.latency import measure_latency
     from orcaserve.evaluation.measured_engine import MeasuredEngine
     from orcaserve.evaluation.sizes import how_held
@@ -85,7 +89,7 @@ def _offline(args: argparse.Namespace) -> Iterable[dict[str, object]]:
     with MeasuredEngine(config) as engine:
         for batch in args.batch:
             row = measure(engine, held.weights, held.kv_cache_dtype, batch, args.prompt, args.gen, args.repeat)
-            yield asdict(row)
+            yield asdict(row) | ({"adapters": n_adapters} if n_adapters else {})
 
 
 def _startup(args: argparse.Namespace) -> Iterable[dict[str, object]]:

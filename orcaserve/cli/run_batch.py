@@ -7,9 +7,11 @@ import asyncio
 import contextlib
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from orcaserve.cli.adapter_options import adapters_config, add_adapter_arguments
 from orcaserve.cli.options import add_model_arguments, add_prefix_arguments, engine_config, print_notes
 from orcaserve.config import EngineConfig, ServingConfig
 from orcaserve.core.errors import ConfigError
@@ -24,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '  {"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": {"model": "NAME",\n'
         '   "messages": [{"role": "user", "content": "Name a whale."}], "max_tokens": 20}}\n\n'
         "custom_id is yours, and different in each line. url is /v1/completions or /v1/chat/completions. NAME is the\n"
-        "file's, or what --served-model-name says. A result is a line too, in the order in which requests end:\n\n"
+        "file's, or what --served-model-name says, or an adapter's. A result is a line too, in the order in which\n"
+        "requests end:\n\n"
         '  {"id": "batch_req_...", "custom_id": "1", "response": {"status_code": 200, "request_id": "...",\n'
         '   "body": {...}}, "error": null}\n\n'
         "A request that is wrong has a result with another status_code; the others go on."
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--served-model-name", metavar="NAME", help="what bodies call the model; default: the file's")
     add_model_arguments(parser, positional=True)
     add_prefix_arguments(parser)
+    add_adapter_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,6 +72,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"orcaserve: {target} has all {total} results", file=sys.stderr)
         return 0 if all(done.values()) else 1
     config = engine_config(args)
+    name = args.served_model_name or config.model.name
+    config = replace(config, adapters=adapters_config(args, name))
     print_notes()
     serving = ServingConfig(served_model_name=args.served_model_name, strict=args.strict)
     return asyncio.run(_run(serving, config, source, target, total, done))

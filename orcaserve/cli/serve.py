@@ -162,7 +162,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "new one, as after a crash (default: %(default)g)",
     )
     add_prefix_arguments(parser)
-    add_adapter_arguments(parser)
+    add_adapter_arguments(parser, updating=True)
     group.add_argument(
         "--stall-timeout",
         type=float,

@@ -1,7 +1,7 @@
 """Batch and IterationResult: what goes into one iteration of the model, and what comes back.
 
-Nothing here is changed once it is made. What is made for every request in every iteration is not frozen all the same:
-Python makes frozen objects four times as slowly, and the device waits meanwhile.
+Nothing here is changed once it is made. What is made in every iteration is not frozen all the same: Python makes frozen
+objects four times as slowly, and the device waits meanwhile.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Increment(BatchEntry):
         self.position = position
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
     """One iteration's work, in the order in which the policy chose it. Never empty.
 

@@ -79,6 +79,7 @@ class Request:
     output: tokens it was given so far. Those it is made with were put out by an engine that is gone: it goes on from
     there, and n_carried says how many they are.
     n_pieces: iterations that have fed it input and given it no token.
+    most_output: tokens that it may have at most; of its params, where it is at hand in every iteration.
     ending: its last news, while a policy holds them back and has the request computed on.
     """
 
@@ -96,10 +97,12 @@ class Request:
     cancelled: bool = False
     ending: Progress | None = None
     n_carried: int = field(init=False)
+    most_output: int = field(init=False)
 
     def __post_init__(self) -> None:
         assert len(self.input_ids) > 0, "a request has at least one input token"
         self.n_carried = len(self.output)
+        self.most_output = self.params.max_tokens
 
     @property
     def n_input(self) -> int:
@@ -108,7 +111,7 @@ class Request:
     @property
     def max_tokens(self) -> int:
         """The paper's max_tokens: input tokens + the most tokens it may generate = slots to reserve."""
-        return len(self.input_ids) + self.params.max_tokens
+        return len(self.input_ids) + self.most_output
 
     @property
     def n_iterations(self) -> int:
@@ -121,6 +124,6 @@ class Request:
         may_end = len(self.output) > self.params.min_tokens or self.params.grammar is not None
         if token in self.stop_ids and may_end:
             return FinishReason.STOP
-        if len(self.output) >= self.params.max_tokens:
+        if len(self.output) >= self.most_output:
             return FinishReason.LENGTH
         return None

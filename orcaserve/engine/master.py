@@ -28,8 +28,8 @@ from orcaserve.engine.placed_machines import PlacedMachines
 from orcaserve.engine.remote_clock import Exchange, RemoteClock
 from orcaserve.engine.timeline import Timeline
 from orcaserve.engine.worker_group import WorkerGroup
-from orcaserve.worker.facts import check_deterministic, context_length, engine_facts, n_slots_for
-from orcaserve.worker.plan import Plan
+from orcaserve.worker.facts import check_deterministic, context_length, engine_facts, least_slots
+from orcaserve.worker.plan import EncoderDecoderPlan, Plan, read_plan
 
 CLOSE_PATIENCE = 5.0  # s that batches in flight have to return
 FIRST_EXCHANGES = 8  # of times with each worker elsewhere, before the first iteration
@@ -52,7 +52,7 @@ class EngineMaster:
     facts: what the loaded model is.
     """
 
-    def __init__(self, config: EngineConfig, plan: Plan, machines: Machines) -> None:
+    def __init__(self, config: EngineConfig, plan: Plan | EncoderDecoderPlan, machines: Machines) -> None:
         self.n_workers = config.parallel.pipeline_parallel_size
         self.facts: EngineFacts
         self._machines = machines
@@ -76,7 +76,7 @@ class EngineMaster:
         The workers of this machine end with the thread that calls this: the main one. Raises ModelError; ConfigError if
         the model cannot be cut as asked for, before anything is started; EngineError if a worker is lost.
         """
-        plan = Plan.read(config)
+        plan = read_plan(config)
         context_length(config, plan.spec)
         check_deterministic(config, plan.spec)
         machines = Machines(config) if config.ray is None else PlacedMachines(config)
@@ -84,7 +84,7 @@ class EngineMaster:
         try:
             machines.gather()
             loaded = master._group.load()
-            n_slots = min(n_slots_for(config, plan.spec, slot_bytes, free) for slot_bytes, free in loaded)
+            n_slots = least_slots(config, plan.spec, loaded)
             master._group.start(n_slots)
             master._compare_clocks()
         except BaseException as error:

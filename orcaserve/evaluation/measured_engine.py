@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count, cycle, pairwise
 from queue import SimpleQueue
 
 from orcaserve.config import EngineConfig
@@ -63,6 +63,7 @@ class MeasuredEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._news: SimpleQueue[tuple[float, IterationReport | None]] = SimpleQueue()  # None: the engine has failed
         self._ids = count(1)
+        self._adapters = tuple(adapter.number for adapter in config.adapters.modules)
         self._rng = random.Random(0)
         started = time.perf_counter()
         self._host = EngineHost.load(config, self._take, lambda _: self._take(None))
@@ -87,11 +88,12 @@ class MeasuredEngine:
     ) -> Run:
         """Generate exactly `gen` tokens after every prompt, all prompts handed over at once.
 
-        grammar: of texts that can be so long. adapters: the number of each prompt's, if they have some. Raises
-        InvalidRequest if they cannot be served, EngineError if one of them or the engine fails.
+        grammar: of texts that can be so long. adapters: the number of each prompt's, 0 = none; without: those that were
+        loaded from the start, in turn. Raises InvalidRequest if they cannot be served, EngineError if one of them or
+        the engine fails.
         """
         requests = [self.request(prompt, gen, temperature, grammar) for prompt in prompts]
-        for request, adapter in zip(requests, adapters, strict=False):
+        for request, adapter in zip(requests, adapters or cycle(self._adapters), strict=False):
             request.adapter = adapter
         started = time.perf_counter()
         self.submit(requests)

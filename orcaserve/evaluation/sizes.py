@@ -82,19 +82,23 @@ def slot_bytes(spec: ModelSpec, kv_cache_dtype: str) -> int:
 
 
 def matrix_bytes_per_token(path: Path, form: str) -> int:
-    """Bytes of weights that an iteration of one token must read: all but those of an embedding that is no head."""
+    """Bytes of weights that an iteration of one token must read: all but those of an embedding that is no head, and of
+    experts that it does not choose."""
     spec = model_spec(path)
-    untied = 0 if spec.tied else round(spec.vocab_size * spec.hidden_size * BYTES[form])
-    return weight_bytes(path, form) - untied
+    unread = 0 if spec.tied else spec.vocab_size * spec.hidden_size
+    n_idle = sum(spec.has_experts(i) for i in range(spec.n_layers)) * (spec.n_experts - spec.n_chosen)
+    unread += n_idle * (3 if spec.gated else 2) * spec.hidden_size * spec.expert_size
+    return weight_bytes(path, form) - round(unread * BYTES[form])
 
 
 def operations_per_token(spec: ModelSpec) -> int:
     """Multiplications and additions of one token in the matrices of all layers and the head (attention not counted)."""
     qkv = spec.hidden_size * (spec.q_size + 2 * spec.n_kv_heads * spec.head_dim)
-    mlp = (3 if spec.gated else 2) * spec.hidden_size * spec.intermediate_size * max(spec.n_chosen, 1)
-    mlp += spec.hidden_size * spec.n_experts
-    layer = qkv + spec.q_size * spec.hidden_size + mlp
-    return 2 * (spec.n_layers * layer + spec.vocab_size * spec.hidden_size)
+    n_mixed = sum(spec.has_experts(i) for i in range(spec.n_layers))
+    columns = (spec.n_layers - n_mixed) * spec.intermediate_size + n_mixed * spec.n_chosen * spec.expert_size
+    mlps = spec.hidden_size * ((3 if spec.gated else 2) * columns + n_mixed * spec.n_experts)
+    attention = qkv + spec.q_size * spec.hidden_size
+    return 2 * (spec.n_layers * attention + mlps + spec.vocab_size * spec.hidden_size)
 
 
 def _bytes(info: TensorInfo, form: str) -> float:

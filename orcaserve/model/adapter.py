@@ -15,6 +15,7 @@ from orcaserve.checkpoint.json_object import read_object
 from orcaserve.checkpoint.lora import LoraFiles, LowRank
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.families import Names, family_of
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec
 
@@ -75,6 +76,11 @@ def load_adapter(files: LoraFiles, names: Names, part: Part, max_rank: int) -> A
         raise UnsupportedModel(f"the adapter has rank {files.rank}, --max-lora-rank is {max_rank}")
     if spec.n_experts:
         raise UnsupportedModel("adapters of models with experts are not supported")
+    if spec.stored_head_dim is not None:
+        raise UnsupportedModel(
+            f"adapters of models with heads of {spec.stored_head_dim} dimensions, no multiple of {HEAD_UNIT}, are not "
+            "supported by the CPU's kernels; --device reference has them"
+        )
     targets = _targets(names, part)
     layers: list[dict[str, list[Gain]]] = [{} for _ in part.layers]
     plain = {module.removeprefix(names.prefix): module for module in files.modules}

@@ -19,10 +19,11 @@ from orcaserve.checkpoint.checkpoint import Checkpoint, eos_ids, open_checkpoint
 from orcaserve.core.errors import CheckpointError, UnsupportedModel
 from orcaserve.model.families import Names, family_of
 from orcaserve.model.families.settings import Settings
+from orcaserve.model.filled_heads import fill_heads
 from orcaserve.model.parameter import Cut, Floats, Parameter
 from orcaserve.model.part import Part
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
-from orcaserve.model.weights import Layer, MatrixT, NormT, PartWeights, TableT, Weights, WeightsBuilder
+from orcaserve.model.weights import Expert, Layer, MatrixT, NormT, Nothing, PartWeights, TableT, Weights, WeightsBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -30,14 +31,16 @@ logger = logging.getLogger(__name__)
 class ModelFiles:
     """An open checkpoint whose config makes sense. Close it, or use `with`.
 
+    head_unit: heads are filled up to a multiple of so many dimensions; for the CPU's kernels HEAD_UNIT.
     spec: the model's sizes. matrix_kinds: how the files store its matrices, names such as F32 or Q4_1.
     Raises ModelNotFound, CheckpointError (damaged or contradictory) or UnsupportedModel.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head_unit: int = 1) -> None:
         self._checkpoint = open_checkpoint(path)
         try:
-            self.spec, self._names = _describe(self._checkpoint)
+            spec, self._names = _describe(self._checkpoint)
+            self._checkpoint, self.spec = fill_heads(self._checkpoint, spec, self._names, head_unit)
         except BaseException:
             self._checkpoint.close()
             raise
@@ -89,19 +92,6 @@ def _describe(checkpoint: Checkpoint) -> tuple[ModelSpec, Names]:
     return replace(spec, eos_ids=ids), names
 
 
-class _Nothing:
-    """A WeightsBuilder for what other workers have: it asks for no numbers."""
-
-    def norm(self, weight: Floats, bias: Floats | None) -> None: ...
-    def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> None: ...
-    def table(self, rows: Parameter) -> None: ...
-    def tied(self, table: Parameter) -> tuple[None, None]:
-        return None, None
-
-    def tied_head(self, rows: Parameter) -> tuple[None, None]:
-        return None, None
-
-
 class _Loader:
     """Takes tensors out of a checkpoint, each once."""
 
@@ -127,9 +117,9 @@ class _Loader:
             start = names.layer.format(i=i)
             self._reads = i in part.layers
             if self._reads:
-                layers.append(self._layer(builder, start))
+                layers.append(self._layer(builder, start, i))
             else:
-                self._layer(_Nothing(), start)
+                self._layer(Nothing(), start, i)
         self._reads = part.last
         norm = self._norm(builder, names.norm)
         weights = PartWeights(
@@ -157,7 +147,7 @@ class _Loader:
         """Of a norm or a bias; none of layers that other workers have."""
         return parameter.floats() if self._reads else np.empty(0, np.float32)
 
-    def _layer(self, builder: WeightsBuilder[MatrixT, NormT, TableT], start: str) -> Layer[MatrixT, NormT]:
+    def _layer(self, builder: WeightsBuilder[MatrixT, NormT, TableT], start: str, i: int) -> Layer[MatrixT, NormT]:
         spec, names, part = self._spec, self._names, self._part
         dim = spec.head_dim
         q = range(part.heads.start * dim, part.heads.stop * dim)
@@ -188,29 +178,36 @@ class _Loader:
         qkv = matrix(names.qkv, (spec.q_size, spec.kv_size, spec.kv_size), (q, kv, kv), spec.hidden_size, spec.qkv_bias,
                      turned=heads)  # fmt: skip
         out = matrix((names.out,), (spec.hidden_size,), (everything,), spec.q_size, spec.out_bias, inputs=q)
-        mlps = range(max(spec.n_experts, 1))
-        n_wide = len(mlps) * (2 if spec.gated else 1)
-        up = matrix([name.format(e=e) for e in mlps for name in names.up], (spec.intermediate_size,) * n_wide,
-                    (part.columns,) * n_wide, spec.hidden_size, spec.mlp_bias, gated=spec.gated)  # fmt: skip
-        downs = [names.down.format(e=e) for e in mlps]
-        down = matrix(downs, (spec.hidden_size,) * len(mlps), (everything,) * len(mlps), spec.intermediate_size,
-                      spec.mlp_bias, inputs=part.columns)  # fmt: skip
-        router = None
-        if spec.n_experts:
-            router = matrix((names.router,), (spec.n_experts,), (range(spec.n_experts),), spec.hidden_size, False)
+
+        def mlp(up: Sequence[str], down: str, size: int, own: range) -> Expert[MatrixT]:
+            n_wide = 2 if spec.gated else 1
+            return Expert(
+                matrix(up, (size,) * n_wide, (own,) * n_wide, spec.hidden_size, spec.mlp_bias, gated=spec.gated),
+                matrix((down,), (spec.hidden_size,), (everything,), size, spec.mlp_bias, inputs=own),
+            )
+
+        only, router, experts = None, None, []
+        if spec.has_experts(i):
+            router = builder.router(self._take(f"{start}{names.router}.weight", (spec.n_experts, spec.hidden_size)))
+            for e in range(spec.n_experts):
+                up = [name.format(e=e) for name in names.expert_up]
+                experts.append(mlp(up, names.expert_down.format(e=e), spec.expert_size, part.expert_columns))
+        else:
+            only = mlp(names.up, names.down, spec.intermediate_size, part.columns)
         each = spec.qk_norm == "head"
         return Layer(
             norm(spec.pre_norm, names.attention_norm),
             qkv,
             out,
             norm(spec.pre_norm and not spec.shared_norm, names.mlp_norm),
-            up,
-            down,
+            None if only is None else only.up,
+            None if only is None else only.down,
             norm(spec.post_norm, names.post_attention_norm),
             norm(spec.post_norm, names.post_mlp_norm),
             norm(spec.qk_norm is not None, names.q_norm, dim if each else spec.q_size),
             norm(spec.qk_norm is not None, names.k_norm, dim if each else spec.kv_size),
             router,
+            experts,
         )
 
     def _norm(self, builder: WeightsBuilder[MatrixT, NormT, TableT], name: str, size: int | None = None) -> NormT:

@@ -30,16 +30,14 @@ class Part:
     n_shards: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.layers.start < self.layers.stop <= self.spec.n_layers or self.layers.step != 1:
-            raise ConfigError("layers", f"{self.layers} is no run of the model's {self.spec.n_layers} layers")
-        if not 0 <= self.shard < self.n_shards:
-            raise ConfigError("shard", f"{self.shard} is none of {self.n_shards}")
-        most = min(self.spec.n_kv_heads, -(-self.spec.intermediate_size // COLUMN_UNIT))
+        check_layers_and_shard(self.layers, self.spec.n_layers, self.shard, self.n_shards)
+        columns = min(self.spec.mlp_sizes)
+        most = min(self.spec.n_kv_heads, -(-columns // COLUMN_UNIT))
         if self.n_shards > most:
             raise ConfigError(
                 "--tensor-parallel-size",
                 f"must be at most {most}: the model has {self.spec.n_kv_heads} key/value heads and "
-                f"{self.spec.intermediate_size} columns in its MLP",
+                f"{columns} columns in its {'experts' if self.spec.n_experts else 'MLP'}",
             )
         if self.n_shards > 1 and self.spec.qk_norm == "all":
             raise ConfigError("--tensor-parallel-size", "must be 1: this model norms all heads of a token together")
@@ -80,8 +78,15 @@ class Part:
 
     @property
     def columns(self) -> range:
-        """Of the MLP."""
-        n = self.spec.intermediate_size
+        """Of the MLP of layers without experts."""
+        return self._columns(self.spec.intermediate_size)
+
+    @property
+    def expert_columns(self) -> range:
+        """Of each expert."""
+        return self._columns(self.spec.expert_size)
+
+    def _columns(self, n: int) -> range:
         return share(n, self.shard, self.n_shards, _column_unit(n, self.n_shards))
 
     @property
@@ -98,7 +103,16 @@ class Part:
             n_heads=len(self.heads),
             n_kv_heads=len(self.kv_heads),
             intermediate_size=len(self.columns),
+            expert_size=len(self.expert_columns),
         )
+
+
+def check_layers_and_shard(layers: range, n_layers: int, shard: int, n_shards: int) -> None:
+    """Raises ConfigError if there are no such layers of n_layers, or there is no such shard."""
+    if not 0 <= layers.start < layers.stop <= n_layers or layers.step != 1:
+        raise ConfigError("layers", f"{layers} is no run of the model's {n_layers} layers")
+    if not 0 <= shard < n_shards:
+        raise ConfigError("shard", f"{shard} is none of {n_shards}")
 
 
 def _column_unit(n: int, n_parts: int) -> int:

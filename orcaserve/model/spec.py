@@ -75,8 +75,10 @@ class ModelSpec:
     embedding_scale, residual_scale, logit_scale: factors of the embedding, of whatever is added to the residual stream,
     and of the logits (before their softcap).
     embedding_norm: the embedding is normed.
-    n_experts: MLPs of each layer, of intermediate_size columns each, of which a router chooses n_chosen for a token; 0:
-    one MLP, for all tokens. shares_of_chosen: the weights of those chosen sum to 1, rather than those of all.
+    stored_head_dim: dimensions of a head in the files, where heads are filled up with zeros (filled_heads.py).
+    n_experts: MLPs of a layer, of expert_size columns each, of which a router chooses n_chosen for a token; 0: one MLP,
+    for all tokens. shares_of_chosen: the weights of those chosen sum to 1, rather than those of all.
+    dense_layers: those that have one MLP all the same, of intermediate_size columns.
     """
 
     vocab_size: int
@@ -115,9 +117,12 @@ class ModelSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     embedding_norm: bool = False
+    stored_head_dim: int | None = None
     n_experts: int = 0
     n_chosen: int = 0
+    expert_size: int = 0
     shares_of_chosen: bool = True
+    dense_layers: tuple[int, ...] = ()
 
     @property
     def q_size(self) -> int:
@@ -129,9 +134,21 @@ class ModelSpec:
 
     @property
     def layer_weights(self) -> int:
-        """Of the matrices of one layer."""
-        mlp = (3 if self.gated else 2) * self.intermediate_size * max(self.n_experts, 1)
+        """Of the matrices of one layer; of the largest, if some have experts."""
+        experts = self.expert_size * self.n_experts
+        mlp = (3 if self.gated else 2) * max(experts, self.mlp_sizes[0])
         return self.hidden_size * (2 * self.q_size + 2 * self.kv_size + mlp + self.n_experts)
+
+    def has_experts(self, layer: int) -> bool:
+        """A layer of the model."""
+        return self.n_experts > 0 and layer not in self.dense_layers
+
+    @property
+    def mlp_sizes(self) -> tuple[int, ...]:
+        """Columns of the MLPs that there are: of layers without experts, and of an expert."""
+        experts = (self.expert_size,) if self.n_experts else ()
+        dense = (self.intermediate_size,) if self.dense_layers or not self.n_experts else ()
+        return dense + experts
 
     @property
     def head_weights(self) -> int:

@@ -18,23 +18,32 @@ TableT = TypeVar("TableT", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
+class Expert(Generic[MatrixT]):
+    """One of the MLPs of a layer of experts."""
+
+    up: MatrixT
+    down: MatrixT
+
+
+@dataclass(frozen=True, slots=True)
 class Layer(Generic[MatrixT, NormT]):
     """One layer. up: with a gate two matrices in one, the gate's first. Norms that a family has not are None.
 
-    router: of a layer of experts, a row for each; up and down are those of all experts then, one on top of the other.
+    A layer of experts has no up and down of its own; router: a row for each of its experts.
     """
 
     attention_norm: NormT | None
     qkv: MatrixT
     out: MatrixT
     mlp_norm: NormT | None
-    up: MatrixT
-    down: MatrixT
+    up: MatrixT | None
+    down: MatrixT | None
     post_attention_norm: NormT | None = None
     post_mlp_norm: NormT | None = None
     q_norm: NormT | None = None
     k_norm: NormT | None = None
     router: MatrixT | None = None
+    experts: Sequence[Expert[MatrixT]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +82,9 @@ class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):
     def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> MatrixT:
         """y = x W^T + b with W the parts on top of each other. gated: they are the gate and what it multiplies."""
 
+    def router(self, rows: Parameter) -> MatrixT:
+        """A matrix that decides: its numbers stay as exact as the files have them."""
+
     def table(self, rows: Parameter) -> TableT:
         """Rows that are looked up by number."""
 
@@ -81,3 +93,17 @@ class WeightsBuilder(Protocol[MatrixT, NormT, TableT]):
 
     def tied_head(self, rows: Parameter) -> tuple[MatrixT, TableT | None]:
         """The head of a model whose embedding, of which these are rows, is elsewhere; and the rows if they matter."""
+
+
+class Nothing:
+    """A WeightsBuilder for what other workers have: it asks for no numbers."""
+
+    def norm(self, weight: Floats, bias: Floats | None) -> None: ...
+    def matrix(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool = False) -> None: ...
+    def router(self, rows: Parameter) -> None: ...
+    def table(self, rows: Parameter) -> None: ...
+    def tied(self, table: Parameter) -> tuple[None, None]:
+        return None, None
+
+    def tied_head(self, rows: Parameter) -> tuple[None, None]:
+        return None, None

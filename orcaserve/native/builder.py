@@ -67,6 +67,11 @@ class NativeBuilder:
         matrix = self.matrices[parts[0].name] = self._pack(parts, biases, gated)
         return matrix
 
+    def router(self, rows: Parameter) -> PackedMatrix:
+        format = Format.BFLOAT16 if rows.kind == "BF16" else Format.FLOAT32
+        matrix = self.matrices[rows.name] = pack([rows.floats()], format, team=self._team)
+        return matrix
+
     def _pack(self, parts: Sequence[Parameter], biases: Sequence[Floats] | None, gated: bool) -> PackedMatrix:
         kinds = {part.kind for part in parts}
         n_in, inputs = parts[0].n_inputs, parts[0].inputs

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from orcaserve.checkpoint.converted import WEIGHTS, copy_description
 from orcaserve.core.errors import ConfigError
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.loader import ModelFiles
 from orcaserve.native import _kernels
 from orcaserve.native.exact_inputs import build_weights
@@ -26,7 +27,7 @@ def convert(source: Path, destination: Path, dtype: str, quantization: str, n_th
     with tempfile.TemporaryDirectory(dir=destination.parent, prefix=".convert-") as name:
         folder = Path(name) / "model"
         folder.mkdir()
-        with ModelFiles(source) as files:
+        with ModelFiles(source, HEAD_UNIT) as files:
             precision = choose_precision(dtype, quantization, files.matrix_kinds)
             weights = build_weights(files, precision, _kernels.Team(n_threads))
             save_packed(folder / WEIGHTS, files.spec, precision, weights)

@@ -21,10 +21,12 @@ from orcaserve.model.layout import Int32s
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.parameter import Floats, Parameter
 from orcaserve.model.part import Part
+from orcaserve.model.spec import ModelSpec
+from orcaserve.model.weights import Expert
 from orcaserve.native import _kernels
 from orcaserve.native.builder import NativeBuilder, NativePartWeights, NativeWeights, Norm, Table
 from orcaserve.native.kv_region import PAGE_SIZE_STEP, KVRegion
-from orcaserve.native.model import NativeModel
+from orcaserve.native.model import NativeModel, n_observed
 from orcaserve.native.packing import MOST_EXACT, ExactInputs, Format, PackedMatrix
 from orcaserve.native.precision import Precision
 from orcaserve.native.sampler import Sampler
@@ -34,8 +36,8 @@ SHARE = 4.0  # an input is exact only if its mean square is so many times that o
 N_TEXTS, N_TOKENS = 8, 24  # what the model is watched on
 _SEED = 20_26
 
-# Which inputs are exact, of a whole model: [4 n_layers + 1, N_EXACT] int32, a row for each layer's qkv, out, up, down
-# and for the head, filled up with -1.
+# Which inputs are exact, of a whole model: [n_observed n_layers + 1, N_EXACT] int32, a row for each layer's matrices,
+# in the order of `observed_inputs` in model.py, and for the head, filled up with -1.
 Chosen = NDArray[np.int32]
 
 
@@ -54,7 +56,7 @@ def build_weights(files: ModelFiles, precision: Precision, team: _kernels.Team) 
     built = NativeBuilder(precision, team)
     weights = files.load(built)
     matrices = _matrices(weights, Part.whole(files.spec))
-    if all(matrix.format is not Format.INT8 for matrix in matrices.values()):
+    if all(matrix.format is not Format.INT8 for held_alike in matrices.values() for matrix in held_alike):
         return weights
     chosen = watch(NativeModel(files.spec, weights, team), team)
     return files.load(ExactInputsBuilder(built, _by_name(built, matrices, chosen)))
@@ -107,6 +109,9 @@ class ExactInputsBuilder:
         chosen = [i - own.start for i, fits in zip(inputs, fit.tolist(), strict=True) if fits]
         return replace(matrix, exact=ExactInputs.of(matrix, chosen, [w[:, fit] for w in weights]))
 
+    def router(self, rows: Parameter) -> PackedMatrix:
+        return self._built.matrices[rows.name]
+
     def table(self, rows: Parameter) -> Table:
         return self._built.tables[rows.name]
 
@@ -124,13 +129,19 @@ def watch(model: NativeModel, team: _kernels.Team, others: Others | None = None)
     """
     assert (others is None) == model.part.is_whole and model.part.n_shards == 1
     matrices, squares = _matrices(model.weights, model.part), _observe(model, team, others)
-    chosen = np.full((4 * model.spec.n_layers + 1, N_EXACT), -1, np.int32)
-    for (row, matrix), sums in zip(matrices.items(), squares, strict=False):
-        if matrix.format is Format.INT8:
+    first = model.part.layers.start * n_observed(model.spec)
+    chosen = none_chosen(model.spec)
+    for row, held_alike in matrices.items():
+        if any(matrix.format is Format.INT8 for matrix in held_alike):
+            sums = squares[-1 if row == len(chosen) - 1 else row - first]
             largest = np.argsort(-sums, kind="stable")[:N_EXACT]
             inputs = sorted(int(i) for i in largest if sums[i] > SHARE * sums.mean())
             chosen[row, : len(inputs)] = inputs
     return chosen
+
+
+def none_chosen(spec: ModelSpec) -> Chosen:
+    return np.full((n_observed(spec) * spec.n_layers + 1, N_EXACT), -1, np.int32)
 
 
 def _observe(model: NativeModel, team: _kernels.Team, others: Others | None) -> list[NDArray[np.float64]]:
@@ -170,19 +181,26 @@ def _observe(model: NativeModel, team: _kernels.Team, others: Others | None) -> 
     return [np.where(np.isfinite(s), s, 0) for s in sums]
 
 
-def _matrices(weights: NativeWeights | NativePartWeights, part: Part) -> dict[int, PackedMatrix]:
-    """By their rows in Chosen."""
-    matrices: dict[int, PackedMatrix] = {}
+Matrices = Mapping[int, Sequence[PackedMatrix]]
+"""By their rows in Chosen: one in each, but for those of all experts that read the same."""
+
+
+def _matrices(weights: NativeWeights | NativePartWeights, part: Part) -> Matrices:
+    matrices: dict[int, Sequence[PackedMatrix]] = {}
+    n = n_observed(part.spec)
     for i, layer in zip(part.layers, weights.layers, strict=True):
-        matrices |= enumerate((layer.qkv, layer.out, layer.up, layer.down), 4 * i)
-    return matrices if weights.head is None else matrices | {4 * part.spec.n_layers: weights.head}
+        mlps = layer.experts if layer.up is None or layer.down is None else [Expert(layer.up, layer.down)]
+        ups, downs = [mlp.up for mlp in mlps], [[mlp.down] for mlp in mlps]
+        matrices |= enumerate(([layer.qkv], [layer.out], ups, *downs), n * i)
+    return matrices if weights.head is None else matrices | {n * part.spec.n_layers: [weights.head]}
 
 
-def _by_name(built: NativeBuilder, matrices: Mapping[int, PackedMatrix], chosen: Chosen) -> dict[str, list[int]]:
+def _by_name(built: NativeBuilder, matrices: Matrices, chosen: Chosen) -> dict[str, list[int]]:
     """By the name of a matrix's first parameter, its exact inputs."""
     names = {id(matrix): name for name, matrix in built.matrices.items()}
     return {
         names[id(matrix)]: [int(i) for i in chosen[row] if i >= 0]
-        for row, matrix in matrices.items()
+        for row, held_alike in matrices.items()
+        for matrix in held_alike
         if matrix.format is Format.INT8
     }

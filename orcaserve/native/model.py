@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -16,9 +16,9 @@ from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
 from orcaserve.model.rope import Rope
 from orcaserve.model.spec import ACTIVATIONS, ModelSpec
-from orcaserve.model.weights import Layer, PartWeights
+from orcaserve.model.weights import Expert, Layer, PartWeights
 from orcaserve.native import _kernels
-from orcaserve.native.adapter import holds_bfloat16, pack_adapter
+from orcaserve.native.adapter import pack_adapter
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Norm, Table, row_bytes
 from orcaserve.native.kv_region import KVRegion
 from orcaserve.native.packing import PackedMatrix
@@ -50,6 +50,10 @@ class Shape:
     ropes: tuple[tuple[int, float], ...]  # dimensions that are turned, and the amplitude
     norms_all_heads: bool
     parallel: bool
+    n_experts: int
+    n_chosen: int
+    expert_columns: int
+    shares_of_chosen: bool
     embedding_scale: float
     residual_scale: float
     logit_scale: float
@@ -64,8 +68,10 @@ class NativeLayer:
     qkv: PackedMatrix
     out: PackedMatrix
     mlp_norm: Norm | None
-    up: PackedMatrix
-    down: PackedMatrix
+    up: PackedMatrix | None
+    down: PackedMatrix | None
+    router: PackedMatrix | None
+    experts: Sequence[Expert[PackedMatrix]]
     post_attention_norm: Norm | None
     post_mlp_norm: Norm | None
     q_norm: Norm | None
@@ -125,6 +131,10 @@ class NativeModel:
             ropes=tuple((rope.spec.dim, rope.amplitude) for rope in self._ropes),
             norms_all_heads=spec.qk_norm == "all",
             parallel=spec.parallel,
+            n_experts=spec.n_experts,
+            n_chosen=spec.n_chosen,
+            expert_columns=len(part.expert_columns),
+            shares_of_chosen=spec.shares_of_chosen,
             embedding_scale=spec.embedding_scale,
             residual_scale=spec.residual_scale,
             logit_scale=spec.logit_scale,
@@ -155,9 +165,7 @@ class NativeModel:
 
     def make_adapter(self, adapter: Adapter) -> _kernels.Adapter:
         """As the kernels read it. It is of this part. From any thread."""
-        layers = self.weights.layers
-        bfloat16 = holds_bfloat16(layers[0].up)
-        return _kernels.Adapter(self._native, bfloat16, pack_adapter(adapter, layers, bfloat16))
+        return _kernels.Adapter(self._native, pack_adapter(adapter, self.weights.layers))
 
     def add_adapter(self, number: int, made: _kernels.Adapter) -> None:
         """From now on layouts may name it."""
@@ -170,10 +178,10 @@ class NativeModel:
     def observe(
         self, inputs: Int32s | Floats, layout: Layout, kv: KVRegion
     ) -> tuple[list[NDArray[np.float64]], Floats]:
-        """Runs the batch: the sums of squares of the inputs of each layer's qkv, out, up, down, and of the head (zeros
-        without one); and the hidden states, or logits of all rows."""
-        matrices = [m for layer in self.weights.layers for m in (layer.qkv, layer.out, layer.up, layer.down)]
-        sums = [*(np.zeros(matrix.n_in) for matrix in matrices), np.zeros(self.spec.hidden_size)]
+        """Runs the batch: the sums of squares of the inputs of each layer's matrices, in `observed_inputs`' order, and
+        of the head (zeros without one); and the hidden states, or logits of all rows."""
+        sizes = [n for layer in self.weights.layers for n in observed_inputs(self.spec, layer)]
+        sums = [*map(np.zeros, sizes), np.zeros(self.spec.hidden_size)]
         out = self.forward(inputs, layout, kv, np.arange(layout.n_tokens, dtype=np.int32), sums)
         self._logits = np.empty((0, self._logits.shape[1]), np.float32)  # logits of all rows are large
         return sums, out
@@ -253,6 +261,19 @@ class NativeModel:
         return logits
 
 
+def observed_inputs(spec: ModelSpec, layer: Layer[PackedMatrix, Norm]) -> list[int]:
+    """Inputs of a layer's matrices that are observed: of qkv, out, up (of all experts, which read the same) and down,
+    or each expert's. Every layer has as many: 0 stands for those that others have."""
+    downs = [layer.down] if layer.down is not None else [expert.down for expert in layer.experts]
+    sizes = [layer.qkv.n_in, layer.out.n_in, spec.hidden_size, *(down.n_in for down in downs)]
+    return sizes + [0] * (n_observed(spec) - len(sizes))
+
+
+def n_observed(spec: ModelSpec) -> int:
+    """csrc/model.h's observed_matrices."""
+    return 3 + max(spec.n_experts, 1)
+
+
 def _layer(spec: ModelSpec, number: int, layer: Layer[PackedMatrix, Norm]) -> NativeLayer:
     """number: of the layer in the model."""
     rope = spec.rope_of(number)
@@ -265,6 +286,8 @@ def _layer(spec: ModelSpec, number: int, layer: Layer[PackedMatrix, Norm]) -> Na
         mlp_norm,
         layer.up,
         layer.down,
+        layer.router,
+        layer.experts,
         layer.post_attention_norm,
         layer.post_mlp_norm,
         layer.q_norm,

@@ -23,10 +23,10 @@ from orcaserve.checkpoint.safetensors import SafetensorsFile, write_bytes
 from orcaserve.core.errors import CheckpointError, ConfigError, UnsupportedModel
 from orcaserve.model.part import Part
 from orcaserve.model.spec import ModelSpec, RopeSpec
-from orcaserve.model.weights import Layer, PartWeights, Weights
+from orcaserve.model.weights import Expert, Layer, PartWeights, Weights
 from orcaserve.native.builder import NativePartWeights, NativeWeights, Norm, RowFormat, Table
 from orcaserve.native.cutting import INPUT_UNITS, can_cut, input_bytes
-from orcaserve.native.packed_part import SIZES, PackedPart, inputs_of, is_cut_by_inputs
+from orcaserve.native.packed_part import SIZES, PackedPart, inputs_of, is_cut_by_inputs, matrices_of
 from orcaserve.native.packing import MOST_GROUP, Format, PackedMatrix
 from orcaserve.native.precision import Precision
 from orcaserve.native.tiles import checksums, tile_of
@@ -108,21 +108,20 @@ class PackedFile:
 
     def check_part(self, part: Part) -> None:
         """Raises ConfigError if the part cannot be cut out of the panels."""
-        for i in part.layers:
-            for name in (f"layers.{i}.out", f"layers.{i}.down"):
-                try:
-                    form, inputs = self._description["forms"][name], inputs_of(name, part)
-                    format = Format[form["format"]]
-                    cuttable = can_cut(format, form["n_in"], inputs)
-                except (KeyError, TypeError) as error:
-                    raise self._contradiction(error) from error
-                if not cuttable:
-                    raise ConfigError(
-                        "--tensor-parallel-size",
-                        f"{name} of this converted model cannot be cut to inputs {inputs.start} to {inputs.stop - 1}, "
-                        f"for its {format.name.lower()} numbers belong together by {INPUT_UNITS[format]}: take another "
-                        "size, or the files that the model was made from",
-                    )
+        for name in (name for i in part.layers for name in matrices_of(i, part.spec) if is_cut_by_inputs(name)):
+            try:
+                form, inputs = self._description["forms"][name], inputs_of(name, part)
+                format = Format[form["format"]]
+                cuttable = can_cut(format, form["n_in"], inputs)
+            except (KeyError, TypeError) as error:
+                raise self._contradiction(error) from error
+            if not cuttable:
+                raise ConfigError(
+                    "--tensor-parallel-size",
+                    f"{name} of this converted model cannot be cut to inputs {inputs.start} to {inputs.stop - 1}, "
+                    f"for its {format.name.lower()} numbers belong together by {INPUT_UNITS[format]}: take another "
+                    "size, or the files that the model was made from",
+                )
 
     def load_part(self, part: Part, n_threads: int) -> NativePartWeights:
         """Reads, and checks, what the part has. The file stays mapped as long as the weights live.
@@ -137,12 +136,19 @@ class PackedFile:
                 pieces: dict[str, Any] = dict(zip(names, pool.map(packed.piece, names), strict=True))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise self._contradiction(error) from error
-        layers = [Layer(**{f.name: pieces.get(f"layers.{i}.{f.name}") for f in fields(Layer)}) for i in part.layers]
+        layers = [_layer(pieces, f"layers.{i}.", part.spec.n_experts if part.spec.has_experts(i) else 0)
+                  for i in part.layers]  # fmt: skip
         ends = ("embedding", "positions", "embedding_norm", "norm", "head", "head_table")
         return PartWeights(layers=layers, **{name: pieces.get(name) for name in ends})
 
     def _contradiction(self, error: Exception) -> CheckpointError:
         return CheckpointError(f"{self._file.path.name} does not describe its weights as it should: {error}")
+
+
+def _layer(pieces: Mapping[str, Any], start: str, n_experts: int) -> Layer[PackedMatrix, Norm]:
+    own = {field.name: pieces.get(start + field.name) for field in fields(Layer) if field.name != "experts"}
+    experts = [Expert(pieces[f"{start}experts.{e}.up"], pieces[f"{start}experts.{e}.down"]) for e in range(n_experts)]
+    return Layer(**own, experts=experts)
 
 
 def _spec(raw: Mapping[str, Any]) -> ModelSpec:
@@ -170,8 +176,11 @@ def _pieces(weights: NativeWeights) -> Iterator[tuple[str, PackedMatrix | Norm |
     yield "norm", weights.norm
     for i, layer in enumerate(weights.layers):
         for field in fields(layer):
-            if (piece := getattr(layer, field.name)) is not None:
+            if field.name != "experts" and (piece := getattr(layer, field.name)) is not None:
                 yield f"layers.{i}.{field.name}", piece
+        for e, expert in enumerate(layer.experts):
+            yield f"layers.{i}.experts.{e}.up", expert.up
+            yield f"layers.{i}.experts.{e}.down", expert.down
 
 
 def _present(arrays: Mapping[str, NDArray[Any] | None]) -> dict[str, NDArray[Any]]:

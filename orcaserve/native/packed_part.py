@@ -32,7 +32,20 @@ def is_cut_by_inputs(name: str) -> bool:
 def inputs_of(name: str, part: Part) -> range:
     """Those that the part has of a matrix that is cut so."""
     dim = part.spec.head_dim
-    return part.columns if name.endswith(".down") else range(part.heads.start * dim, part.heads.stop * dim)
+    return _columns(name, part) if name.endswith(".down") else range(part.heads.start * dim, part.heads.stop * dim)
+
+
+def _columns(name: str, part: Part) -> range:
+    return part.expert_columns if ".experts." in name else part.columns
+
+
+def matrices_of(layer: int, spec: ModelSpec) -> list[str]:
+    """The larger ones first."""
+    mlp: list[str] = ["up", "down"]
+    if spec.has_experts(layer):
+        mlp = [f"experts.{e}.{name}" for name in mlp for e in range(spec.n_experts)]
+        mlp.append("router")
+    return [f"layers.{layer}.{name}" for name in (*mlp, "qkv", "out")]
 
 
 def _outputs_of(name: str, part: Part) -> list[range]:
@@ -40,7 +53,7 @@ def _outputs_of(name: str, part: Part) -> list[range]:
     if name == "head":
         return [part.vocabulary]
     if name.endswith(".up"):
-        return [part.columns]
+        return [_columns(name, part)]
     spec, dim = part.spec, part.spec.head_dim
     starts = (0, spec.q_size, spec.q_size + spec.kv_size)
     runs = (part.heads, part.kv_heads, part.kv_heads)
@@ -79,7 +92,9 @@ class PackedPart:
             yield from (name for name in ("embedding", "positions") if name in self._forms)
             if part.spec.embedding_norm:
                 yield "embedding_norm"
-        for field in ("up", "down", "qkv", "out", *_norms(part.spec)):
+        for i in part.layers:
+            yield from matrices_of(i, part.spec)
+        for field in _norms(part.spec):
             yield from (f"layers.{i}.{field}" for i in part.layers)
 
     def piece(self, name: str) -> PackedMatrix | Norm | Table:
@@ -90,7 +105,8 @@ class PackedPart:
             return self._row_format("embedding"), self._take("embedding.rows", [rows])[rows.start : rows.stop]
         if name in ("embedding", "positions"):
             return self._row_format(name), self._take(f"{name}.rows")
-        return self._whole(name) if self._part.n_shards == 1 else self._shard(name)
+        is_whole = self._part.n_shards == 1 or name.endswith(".router")
+        return self._whole(name) if is_whole else self._shard(name)
 
     def _row_format(self, name: str) -> RowFormat:
         return RowFormat[self._forms[name]["rows"]]

@@ -16,8 +16,10 @@ _FLOATS = {"float32": Format.FLOAT32, "bfloat16": Format.BFLOAT16}
 class Precision:
     """dtype: of matrices that are not quantised. kv: float32, bfloat16 or int8.
 
-    quantization: none; int8; int4, of matrices that have floats or four bits in the file, while others are int8; auto:
-    int8 for a matrix that is quantised in the file, and for no other.
+    quantization: none; int8; int4, of matrices that have four bits in the file, and of floats if rounds_floats, while
+    others are int8; auto: int8 for a matrix that is quantised in the file, and for no other.
+    rounds_floats: no matrix of the file is quantised. What a quantised file leaves in floats, most often the head, is
+    what four bits would harm most.
     held: how most matrices are held, in one word. why: for the user.
     """
 
@@ -26,6 +28,7 @@ class Precision:
     kv: str
     held: str
     why: str
+    rounds_floats: bool = True
 
     def format(self, kinds: Iterable[str], width: int) -> Format:
         """How a matrix of `width` inputs whose parts are stored as `kinds` is held."""
@@ -33,7 +36,8 @@ class Precision:
         full = kinds <= FULL_KINDS
         if self.quantization == "none" or (self.quantization == "auto" and full):
             return _FLOATS[self.dtype]
-        if self.quantization == "int4" and width % INT4_BLOCK == 0 and (full or kinds <= INT4_KINDS):
+        four_bits = self.rounds_floats if full else kinds <= INT4_KINDS
+        if self.quantization == "int4" and width % INT4_BLOCK == 0 and four_bits:
             return Format.INT4
         return Format.INT8
 
@@ -69,4 +73,4 @@ def choose_precision(dtype: str, quantization: str, kinds: Iterable[str]) -> Pre
         why = f"the file is quantised ({', '.join(sorted(quantised))})"
     else:
         why = f"the file has full precision ({', '.join(sorted(kinds))})"
-    return Precision(dtype, quantization, dtype if held in _FLOATS else "int8", held, why)
+    return Precision(dtype, quantization, dtype if held in _FLOATS else "int8", held, why, not quantised)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 
 from orcaserve.core import Request
 
@@ -38,6 +39,11 @@ class Deadlines:
     def forget(self, request_id: int) -> None:
         """It has left. Idempotent."""
         self._requests.pop(request_id, None)
+
+    @property
+    def next(self) -> float:
+        """When somebody is to be looked at again; infinity: never."""
+        return self._heap[0][0] if self._heap else inf
 
     def passed(self, now: float, has_begun: Callable[[Request], bool]) -> Iterator[Request]:
         """Those who cannot begin in time any more, and those who should have ended, each once or twice."""

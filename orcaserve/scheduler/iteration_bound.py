@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from orcaserve.scheduler.iteration_cost import IterationCost, Shape
 
 LEAST = 32  # tokens that whoever is first is given in every iteration, whatever they take
@@ -22,7 +24,9 @@ class IterationBound:
         self._microseconds = None if seconds is None else seconds * 1e6
         self._cost = cost
         self._n_left = 0
-        self._shape = Shape()
+        self._n_increments = 0
+        self._context: Callable[[], int] = int
+        self._shape: Shape | None = None  # of the iteration, if it is timed and somebody has been granted anything
         self._closed = False
 
     @property
@@ -30,26 +34,26 @@ class IterationBound:
         """Whether it has to know the context of increments."""
         return self._microseconds is not None
 
-    def open(self, n_increments: int, context: int) -> None:
-        """Another iteration, which has these increments already."""
+    def open(self, n_increments: int, context: Callable[[], int]) -> None:
+        """Another iteration, which has these increments already. context: what they attend to; most iterations have no
+        initiation, and never ask."""
+        self._n_increments, self._context, self._shape = n_increments, context, None
         self._n_left = 2**62 if self._n_tokens is None else self._n_tokens - n_increments
         self._closed = self._n_left <= 0
-        if self._microseconds is not None:
-            self._shape = Shape(n_increments, context)
 
     @property
     def reached(self) -> bool:
         """Nothing more is granted in this iteration."""
-        return self._closed
+        return self._closed or (self._shape is not None and self._room(0) <= 0)
 
     def grant(self, n: int, position: int) -> int:
         """Of the n tokens that an initiation wants, from a position on: how many it is given, at most once each. The
         bound is reached if it is not all of them."""
         given = self._given(n, position)
         if self._microseconds is not None:
-            self._shape.add(given, position)
+            self._so_far().add(given, position)
         self._n_left -= given
-        self._closed = given < n or self._n_left <= 0 or (self._microseconds is not None and self._room(0) <= 0)
+        self._closed = given < n or self._n_left <= 0
         return given
 
     def _given(self, n: int, position: int) -> int:
@@ -58,12 +62,17 @@ class IterationBound:
 
     def _in_time(self, position: int) -> int:
         """1 at least: the bound would be reached if not even a token at position 0 were left."""
-        return max(self._room(position), 1 if self._shape.n_fed else LEAST)
+        return max(self._room(position), 1 if self._so_far().n_fed else LEAST)
 
     def _room(self, position: int) -> int:
         assert self._microseconds is not None
-        cost, shape = self._cost, self._shape
+        cost, shape = self._cost, self._so_far()
         return min(cost.room(shape, position, self._microseconds), max(UNSEEN, GROWTH * cost.most_fed) - shape.n_fed)
+
+    def _so_far(self) -> Shape:
+        if self._shape is None:
+            self._shape = Shape(self._n_increments, self._context())
+        return self._shape
 
 
 class WholeInitiations(IterationBound):

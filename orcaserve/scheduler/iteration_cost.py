@@ -12,6 +12,7 @@ KEPT = 0.97  # of what was learnt, after one more iteration: some thirty iterati
 FAR = 4.0  # times longer or shorter than predicted: so much of it is believed at once, and no more
 HEAVY = 1e100  # weight of an iteration, after which all weights are made smaller
 PLAIN = 4  # of so many iterations without initiations one is learnt from: they are many, and alike
+MOST_KEPT = 64  # iterations that may have returned before they are learnt from
 WARM = 8  # iterations that are believed whatever they say
 
 _INCREMENT = Phase.INCREMENT
@@ -69,7 +70,34 @@ class IterationCost:
         self._targets = [0.0] * 5
         self._weight = 1.0  # of the iteration that was seen last: it grows, so that those before need no change
         self.n_seen = self._n_plain = 0
-        self.most_fed = 0  # initiation tokens of the iteration that had most of them
+        self._most_fed = 0  # initiation tokens of the iteration that had most of them
+        self._returned: list[tuple[Sequence[BatchEntry], float]] = []  # not learnt from yet, with their seconds
+        self._n_due = 0  # of these, from the front
+
+    @property
+    def most_fed(self) -> int:
+        """Initiation tokens of the iteration that had most of them."""
+        self.catch_up()
+        return self._most_fed
+
+    def returned(self, entries: Sequence[BatchEntry], seconds: float) -> None:
+        """An iteration is back. It is learnt from after the next `chosen`, so that nobody waits for it."""
+        self._returned.append((entries, seconds))
+
+    def chosen(self) -> None:
+        """A batch was chosen by what has been learnt. What has returned by now is learnt from before the next question,
+        or in `catch_up`, which makes no difference to any answer."""
+        self._n_due = len(self._returned)
+        if self._n_due >= MOST_KEPT:
+            self.catch_up()
+
+    def catch_up(self) -> None:
+        """There is time to learn."""
+        if self._n_due:
+            due, self._returned = self._returned[: self._n_due], self._returned[self._n_due :]
+            self._n_due = 0
+            for entries, seconds in due:
+                self.learn(Shape.of(entries), round(seconds * 1e6))
 
     def learn(self, shape: Shape, microseconds: int) -> None:
         if microseconds <= 0:  # nobody measured
@@ -80,11 +108,12 @@ class IterationCost:
                 return
         took = float(microseconds)
         features = shape.features()
-        if self.n_seen >= WARM and not shape.n_fed > self.most_fed:  # else there is nothing to compare with
-            expected = self.predict(shape)
-            took = min(max(took, expected / FAR), expected * FAR)
+        if self.n_seen >= WARM and not shape.n_fed > self._most_fed:  # else there is nothing to compare with
+            expected = self._predict(shape)
+            if expected > 0:  # else all that it is made of has been found to take no time
+                took = min(max(took, expected / FAR), expected * FAR)
         self.n_seen += 1
-        self.most_fed = max(self.most_fed, shape.n_fed)
+        self._most_fed = max(self._most_fed, shape.n_fed)
         weight = self._weight = self._weight / KEPT
         filled = [(i, feature / took) for i, feature in enumerate(features) if feature]
         for i, own in filled:
@@ -99,6 +128,10 @@ class IterationCost:
 
     def predict(self, shape: Shape) -> float:
         """Microseconds; 0 as long as nothing has returned."""
+        self.catch_up()
+        return self._predict(shape)
+
+    def _predict(self, shape: Shape) -> float:
         a, b, c, d, e = self._shares
         one, increments, fed, context, products = shape.features()
         return a * one + b * increments + c * fed + d * context + e * products

@@ -97,7 +97,7 @@ class IterationLoop:
         self._returned = False  # has a batch returned in this turn
         self._describes = False  # has anybody ever asked for log-probabilities or an embedding
         self._iteration_seconds = 0.0  # of the batch that returned last, as the engine measured it
-        self._scheduler_seconds = 0.0  # since the last report
+        self._scheduler_seconds = 0.0  # since the last report, that the engine could have been given a batch in
 
     # From any thread.
 
@@ -143,6 +143,7 @@ class IterationLoop:
                 self._publish()
                 self._answer()
                 self._unload()
+                self._scheduler.prepare()
                 self._record.turn_over(self._clock())
             self._end_all(None)
         except EngineError:
@@ -166,7 +167,8 @@ class IterationLoop:
         except Empty:
             return True
         finally:
-            self._scheduler_seconds += self._clock() - started
+            if self._has_room:  # else the news is taken in while the engine works: nothing waits for it
+                self._scheduler_seconds += self._clock() - started
 
     def _take(self, message: _Arrivals | _Cancels | _Watch | _Question | _Unload | EngineEvent) -> None:
         match message:
@@ -208,7 +210,7 @@ class IterationLoop:
         if late := self._scheduler.expire(started):
             self._record.expired(late, started)
             self._news += late
-        while True:
+        while self._has_room:
             batch = self._scheduler.next_batch(started)
             self._scheduler_seconds += self._clock() - started
             if batch is None:
@@ -217,6 +219,11 @@ class IterationLoop:
             scheduler = self._scheduler
             self._record.handed_out(batch, scheduler.selection, scheduler.n_reserved, scheduler.n_used, started)
             started = self._clock()
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the engine can be given another batch."""
+        return self._scheduler.n_scheduled < self._scheduler.n_workers
 
     def _change_watch(self, watcher: Watcher | None) -> None:
         if watcher is None:

@@ -135,7 +135,10 @@ class PrefixCache:
         above = path[-1] if path else self._root(owner_of(request))
         if above.gone:
             return above
-        for key in self._keys(request, len(path), end // self.page_size):
+        page, size = self.page_size, self.page_size * TOKEN_BYTES
+        data = _bytes(request, len(path) * page, end // page * page)
+        for at in range(0, len(data), size):
+            key = data[at : at + size]
             if (twin := above.children.get(key)) is not None:
                 return twin
             block = Block(self._next_id, above, key, batch)
@@ -165,14 +168,16 @@ class PrefixCache:
                 del self._idle[each.id]
                 self._forget(each)
 
-    def evict(self) -> None:
-        """The block that was left longest ago goes. There is one that nobody uses."""
-        _, block = self._idle.popitem(last=False)
-        assert not block.children, "a child was left after its parent"
-        block.gone = True
-        assert block.parent is not None
-        self._unlink(block.parent, block)
-        self._forget(block)
+    def evict(self, n: int = 1) -> None:
+        """The n blocks that were left longest ago go. There are so many that nobody uses."""
+        for _ in range(n):
+            _, block = self._idle.popitem(last=False)
+            assert not block.children, "a child was left after its parent"
+            block.gone = True
+            assert block.parent is not None
+            self._unlink(block.parent, block)
+            self._evicted.append(block.id)
+        self.n_blocks -= n
 
     def take_evicted(self) -> tuple[int, ...]:
         """Ids of blocks that have gone since the last call: the workers are to be told."""

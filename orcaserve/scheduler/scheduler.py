@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from orcaserve.core import (
     Batch,
@@ -38,6 +38,8 @@ from orcaserve.scheduler.windowed_ledger import WindowedLedger
 # Looking a member up in its class takes Python 3.11 as long as a call, and this is done for every request of a batch.
 _INITIATION, _INCREMENT = RequestState.INITIATION, RequestState.INCREMENT
 _FEEDING, _RUNNING = RequestState.FEEDING, RequestState.RUNNING
+
+_Doom = tuple[FinishReason, str | None]  # how a request ends when its batch is back, whatever its token; error: why
 
 
 class Scheduler:
@@ -87,15 +89,20 @@ class Scheduler:
         self._shared_page = 0 if prefixes is None else page_size
         self._kept: list[Kept] = []  # of the batch that is being made
         self._n_cached = 0
-        self._in_flight: deque[tuple[Batch, list[Request]]] = deque()  # oldest first, with the requests of its entries
+        # Oldest first, with the requests of its entries, and whether all of these are increments.
+        self._in_flight: deque[tuple[Batch, list[Request], bool]] = deque()
         self._drops: list[int] = []  # ended since the last batch, K/V still at the workers
+        self._n_initiations = 0  # entries that were made of some, ever
         self._n_batches = 0  # handed out since the start; batches are numbered from 1
         self._last_returned: Batch | None = None
+        self._spent: Batch | None = None  # the one before it: there is time to free so many objects in `prepare`
         self._n_preempted = self._n_recomputed = self._n_late = 0
         self._n_waiting_tokens = 0  # input tokens of those who hold no slots
         self._deadlines = Deadlines(self._policy.seconds_to_begin)
-        self._overdue: set[int] = set()  # in flight, and past their timeout
+        self._fed: set[int] = set()  # in flight, with a piece of their initiation that is not its last
+        self._doomed: dict[int, _Doom] = {}  # in flight, by request id: cancelled, or past their timeout
         self._logprobs = KeptLogprobs()
+        self._describes = False  # has anybody ever asked for log-probabilities
         self._beginnings: dict[int, Began] = {}  # of requests that have begun, and of whom there was no news yet
         self._untold: list[Request] = []  # preempted since the batch that was handed out last, for nobody who could run
         self.selection = Selection([])  # of the batch that was handed out last
@@ -150,6 +157,7 @@ class Scheduler:
             return []
         request.cancelled = True
         if request.state is RequestState.RUNNING:
+            self._doomed[request_id] = FinishReason.CANCELLED, None
             return []
         news = self._end(request, FinishReason.CANCELLED)
         return [news] if request.ending is None else self._release()
@@ -160,12 +168,14 @@ class Scheduler:
         That is whoever has not begun and cannot have its first token, or its end, in time any more; and whoever has
         begun and should have ended. now: seconds, on the clock of `add`. Nothing to do if nobody has deadlines.
         """
+        if self._deadlines.next > now:
+            return []
         news = []
         for request in self._deadlines.passed(now, self._has_begun):
             if request.ending is not None or request.cancelled:
                 continue
             if request.state is _RUNNING:
-                self._overdue.add(request.id)
+                self._doomed[request.id] = FinishReason.ERROR, TIMED_OUT
                 continue
             late = not self._has_begun(request)
             self._n_late += late
@@ -192,20 +202,17 @@ class Scheduler:
             selection.preempted, self._untold = [*live, *selection.preempted], []
         self.selection = selection
         self._n_batches += 1
-        entries = tuple(map(self._entry, selection.requests))
-        for request, entry in zip(selection.requests, entries, strict=True):
-            if request.state is _INITIATION:
-                self._n_cached += entry.position
-                self._n_waiting_tokens -= request.n_input
-                if not self._has_begun(request):
-                    self._beginnings[request.id] = Began(now - request.arrival, min(entry.position, request.n_input))
-            request.state = _RUNNING
+        n_initiations = self._n_initiations
         batch = Batch(
-            self._n_batches, entries, tuple(self._drops), tuple(self._kept), self._ledger.take_evicted()
-        )  # fmt: skip
+            self._n_batches,
+            self._entries(selection.requests, now),
+            tuple(self._drops),
+            tuple(self._kept),
+            self._ledger.take_evicted(),
+        )
         self._drops.clear()
         self._kept.clear()
-        self._in_flight.append((batch, selection.requests))
+        self._in_flight.append((batch, selection.requests, self._n_initiations == n_initiations))
         return batch
 
     def complete(self, result: IterationResult) -> list[Progress]:
@@ -214,50 +221,68 @@ class Scheduler:
         Slots of those that end are free when this returns; their ids travel at the head of the next batch, so that
         workers drop old K/V before its new owner writes. Raises EngineError if the result is not the oldest batch's.
         """
-        batch, requests = self._take_oldest(result)
-        self._ledger.fill(batch.entries)
+        batch, requests, only_increments = self._take_oldest(result)
+        if only_increments:
+            self._ledger.advance(requests)
+        else:
+            self._ledger.fill(batch.entries)
         self._policy.returned(batch, result.seconds)
-        failures, news = result.failures, []
-        for request_id in failures:
-            if request_id in self._ledger:
-                self._ledger.withdraw(request_id)
-        any_told = result.logprobs or self._logprobs.waits
-        told = self._logprobs.take_in(batch, result.logprobs) if any_told else None
-        for request, entry, token in zip(requests, batch.entries, result.tokens, strict=True):
-            if entry.n_to_come:
+        doomed = self._doomed
+        news: list[Progress] = []
+        if result.failures:
+            doomed = self._failed(result.failures) | doomed
+        told = None
+        self._describes = self._describes or bool(result.logprobs)
+        if self._describes and (result.logprobs or self._logprobs.waits):
+            told = self._logprobs.take_in(batch, result.logprobs)
+        fed, holds_back = self._fed, self._policy.holds_back
+        tell = news.append
+        for request, token in zip(requests, result.tokens, strict=True):
+            request.state = _INCREMENT
+            was_fed = fed and request.id in fed
+            if was_fed:
+                fed.remove(request.id)
                 request.state = _FEEDING
                 request.n_pieces += 1
-            else:
-                request.state = _INCREMENT
-            if request.ending is not None:
+            if holds_back and request.ending is not None:
                 continue
-            if request.cancelled:
-                news.append(self._end(request, FinishReason.CANCELLED))
-            elif self._overdue and request.id in self._overdue:
-                news.append(self._end(request, FinishReason.ERROR, error=TIMED_OUT))
-            elif failures and request.id in failures:
-                news.append(self._end(request, FinishReason.ERROR, error=failures[request.id]))
-            elif not entry.n_to_come:
-                request.output.append(token)
-                reason = request.finish_reason_after(token)
-                news.append(Progress(request.id, token) if reason is None else self._end(request, reason, token))
+            if doomed and request.id in doomed:
+                reason, error = doomed[request.id]
+                tell(self._end(request, reason, error=error))
+            elif not was_fed:
+                output = request.output
+                output.append(token)
+                if len(output) < request.most_output and token not in request.stop_ids:
+                    tell(Progress(request.id, token))  # as nearly always
+                else:
+                    ends = request.finish_reason_after(token)
+                    tell(Progress(request.id, token) if ends is None else self._end(request, ends, token))
         if self._beginnings:
+            beginnings = self._beginnings
             for each in news:
-                if each.began is None:
-                    each.began = self._beginnings.pop(each.request_id, None)
+                if each.request_id in beginnings:
+                    each.began = beginnings.pop(each.request_id)
         if told:
             describe(news, told)
         if result.embeddings:
             for each in news:
                 if each.finish_reason is FinishReason.LENGTH:
                     each.embedding = result.embeddings.get(each.request_id)
-        if not self._policy.holds_back:
+        if not holds_back:
             return news
         if told:
             for each in news:
                 if each.finish_reason is None:
                     self._logprobs.hold(each.request_id, each.logprobs)
         return self._release()
+
+    def prepare(self) -> None:
+        """The next batches are under way: do what the next turn would have to do else. Changes nothing that anybody is
+        told, whether it is called or not."""
+        self._spent = None
+        self._policy.prepare()
+        if self._shared_page and (turn := self._policy.turn(self._pool)) is not None:
+            self._ledger.look(turn)
 
     def abort(self, message: str | None) -> list[Progress]:
         """The engine and all K/V in it are gone: every live request ends, nothing stays reserved or in flight.
@@ -275,6 +300,7 @@ class Scheduler:
             self._leave(request)
             news.append(Progress(request.id, None, reason, error))
         self._in_flight.clear()
+        self._fed.clear()
         self._drops.clear()
         self._ledger.clear()
         return news
@@ -315,19 +341,19 @@ class Scheduler:
         last = increments_first(self._last_returned) if self._last_returned else ()
         return Standing(
             list(self._pool),
-            [batch for batch, _ in self._in_flight],
+            [batch for batch, *_ in self._in_flight],
             [request_id for request_id in last if request_id in self._pool],
         )
 
     def describe(self, now: float) -> LiveRequests:
         """All live requests, and why each waits. Between `next_batch` and `complete`, for else nobody is in a batch."""
-        in_flight = [batch for batch, _ in self._in_flight]
+        in_flight = [batch for batch, *_ in self._in_flight]
         turn = self._policy.turn(self._pool)
         return describe_live(self._pool, self._ledger, self.selection, turn, in_flight, self.max_bs, now)
 
     def check_invariants(self) -> None:
         """Assert what must hold between any two verbs. Walks the pool: for tests, and for when it is idle."""
-        running = [entry.request_id for batch, _ in self._in_flight for entry in batch.entries]
+        running = [entry.request_id for batch, *_ in self._in_flight for entry in batch.entries]
         assert self.n_scheduled <= self.n_workers
         assert len(running) == len(set(running)), "a request is in two batches in flight"
         assert set(running) == {request.id for request in self._pool if request.state is RequestState.RUNNING}
@@ -345,14 +371,34 @@ class Scheduler:
         self._ledger.check()
         self._policy.check(self._pool)
 
-    def _entry(self, request: Request) -> BatchEntry:
-        """The request's part of the next iteration. Its state tells the phase; it has not been marked RUNNING yet."""
-        if request.state is _INCREMENT:
-            newest = request.output[-1] if request.output else request.input_ids[-1]  # none: it is only computed on
-            position = self._ledger.used_by(request.id)
-            if self._shared_page and not (position + 1) % self._shared_page:
-                self._keep(request, position + 1)
-            return Increment(request.id, newest, position)
+    def _entries(self, requests: Sequence[Request], now: float) -> tuple[BatchEntry, ...]:
+        """Their parts of the next iteration: their states tell the phases. They are RUNNING when this returns."""
+        entries: list[BatchEntry] = []
+        page = self._shared_page
+        for request, position in zip(requests, self._ledger.used_by_each(requests), strict=True):
+            if request.state is _INCREMENT:
+                output = request.output
+                newest = output[-1] if output else request.input_ids[-1]  # none: it is only computed on
+                entries.append(Increment(request.id, newest, position))
+                if page and not (position + 1) % page:
+                    self._keep(request, position + 1)
+            else:
+                entries.append(self._initiation(request))
+                if request.state is _INITIATION:
+                    self._begins(request, entries[-1].position, now)
+            request.state = _RUNNING
+        return tuple(entries)
+
+    def _begins(self, request: Request, n_cached: int, now: float) -> None:
+        """It waits no longer: it has its slots, and so many tokens of others."""
+        self._n_cached += n_cached
+        self._n_waiting_tokens -= request.n_input
+        if not self._has_begun(request):
+            self._beginnings[request.id] = Began(now - request.arrival, min(n_cached, request.n_input))
+
+    def _initiation(self, request: Request) -> BatchEntry:
+        """Of its initiation what this iteration is to have."""
+        self._n_initiations += 1
         tokens = [*request.input_ids, *request.output] if request.output else request.input_ids
         prefix = self._ledger.begin(request, self._n_batches) if request.state is _INITIATION else None
         position = self._ledger.used_by(request.id)
@@ -368,6 +414,7 @@ class Scheduler:
             follower = request.input_ids[position + n] if n < n_left else None
             scoring = Scoring(request.params.prompt_logprobs, follower)
         if n < n_left:
+            self._fed.add(request.id)
             self._n_recomputed += n if request.n_iterations else 0
             return BatchEntry(
                 request.id,
@@ -403,6 +450,13 @@ class Scheduler:
         if kept is not None:
             self._kept.append(kept)
 
+    def _failed(self, failures: Mapping[int, str]) -> dict[int, _Doom]:
+        """These requests could not go on, for these reasons."""
+        for request_id in failures:
+            if request_id in self._ledger:
+                self._ledger.withdraw(request_id)
+        return {request_id: (FinishReason.ERROR, why) for request_id, why in failures.items()}
+
     def _preempt(self, request: Request) -> None:
         """The policy has taken its slots back: its K/V is dropped, and it starts anew."""
         self._drops.append(request.id)
@@ -415,14 +469,14 @@ class Scheduler:
         """Whether it has ever been in a batch here."""
         return request.state is not _INITIATION or request.n_iterations > 0 or request.id in self._beginnings
 
-    def _take_oldest(self, result: IterationResult) -> tuple[Batch, list[Request]]:
+    def _take_oldest(self, result: IterationResult) -> tuple[Batch, list[Request], bool]:
         batch = self._in_flight[0][0] if self._in_flight else None
         if batch is None or result.iteration != batch.iteration:
             expected = f"iteration {batch.iteration}" if batch else "none"
             raise EngineError(f"the engine returned iteration {result.iteration}; due was {expected}")
         if len(result.tokens) != len(batch.entries):
             raise EngineError(f"the engine returned {len(result.tokens)} tokens for {len(batch.entries)} requests")
-        self._last_returned = batch
+        self._spent, self._last_returned = self._last_returned, batch
         return self._in_flight.popleft()
 
     def _end(
@@ -432,6 +486,7 @@ class Scheduler:
         if token is not None and request.params.max_tokens == 0:  # its prompt was to be read, and nothing else
             request.output.clear()
             token, reason = None, FinishReason.LENGTH
+        self._doomed.pop(request.id, None)
         news = Progress(request.id, token, reason, error, began=self._beginnings.pop(request.id, None))
         if self._policy.holds_back and request.id in self._ledger:
             request.ending = news
@@ -468,7 +523,7 @@ class Scheduler:
             self._n_waiting_tokens -= request.n_input
         self._ledger.forget(request.id)
         self._deadlines.forget(request.id)
-        self._overdue.discard(request.id)
+        self._doomed.pop(request.id, None)
         self._logprobs.forget(request.id)
         self._beginnings.pop(request.id, None)
         self._pool.remove(request.id)

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from orcaserve.core import BatchEntry, Kept, Prefix, Request
 from orcaserve.scheduler.prefix_cache import Block, PrefixCache
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """What one request holds: all that the books have of it, in one place, since it is looked at in every iteration.
+
+    reserved: tokens that its page table has place for, whole pages. used: tokens. path: the blocks that its page table
+    begins with; n_shared: how many of those others had made. n_ahead: tokens that an iteration under way brings, which
+    are counted already, for they fill blocks. closed: no further page of it becomes a block.
+    """
+
+    reserved: int
+    used: int = 0
+    n_ahead: int = 0
+    path: list[Block] = field(default_factory=list)
+    n_shared: int = 0
+    closed: bool = False
 
 
 class SlotLedger:
@@ -35,20 +53,16 @@ class SlotLedger:
         self.page_size = page_size
         self.n_reserved = 0
         self.n_used = 0
-        self._reserved: dict[int, int] = {}  # request id -> tokens that its page table has place for, whole pages
-        self._used: dict[int, int] = {}  # request id -> tokens
+        self._holdings: dict[int, Holding] = {}  # by request id, in the order of reservation
         self._prefixes = prefixes
-        self._paths: dict[int, list[Block]] = {}  # request id -> the blocks that its page table begins with
-        self._shared: dict[int, int] = {}  # request id -> how many of those others had made
-        self._closed: set[int] = set()  # requests of which no further page becomes a block
         self._found: dict[int, list[Block]] = {}  # of requests that were looked at and had to wait
 
     def __contains__(self, request_id: int) -> bool:
-        return request_id in self._reserved
+        return request_id in self._holdings
 
     def __len__(self) -> int:
         """Requests that hold a reservation."""
-        return len(self._reserved)
+        return len(self._holdings)
 
     @property
     def n_kept(self) -> int:
@@ -80,25 +94,27 @@ class SlotLedger:
 
     def growth(self, request: Request, n: int) -> int:
         """What is reserved beside what is reserved now, if the request is to have n tokens: not the blocks in use."""
-        n = self.need(request, n)
-        if self._prefixes and self.shares(request):
-            found = self._found[request.id] = self._prefixes.find(request, self._found.get(request.id, ()))
-            n -= self.page_size * sum([block.n_users > 0 for block in found])
-        return n
+        return self.need(request, n) - self.page_size * sum([block.n_users > 0 for block in self.look(request)])
+
+    def look(self, request: Request) -> Sequence[Block]:
+        """What others have made of its tokens. What is found is kept, so that it takes less time the next time."""
+        if not self._prefixes or not self.shares(request):
+            return ()
+        found = self._found[request.id] = self._prefixes.find(request, self._found.get(request.id, ()))
+        return found
 
     def reserve(self, request: Request, n: int) -> None:
         """Set slots aside for a request that has none, for n tokens. The caller has asked `fits` first."""
-        assert request.id not in self._reserved
+        assert request.id not in self._holdings
         assert self._prefixes or self.fits(request, n)  # with prefixes the answer takes long: it is looked at below
-        n = self._reserved[request.id] = self.need(request, n)
-        self._used[request.id] = 0
+        n = self.need(request, n)
+        holding = self._holdings[request.id] = Holding(n)
         self.n_reserved += n
         if self._prefixes:
-            self._paths[request.id], self._shared[request.id] = [], 0
             if self.shares(request):
-                self._take(request.id, self._prefixes.find(request, self._found.pop(request.id, ())))
+                self._take(holding, self._prefixes.find(request, self._found.pop(request.id, ())))
             else:
-                self._closed.add(request.id)
+                holding.closed = True
             self._evict()
         assert self.n_reserved <= self.n_slots, "reserved more than fits"
 
@@ -107,57 +123,74 @@ class SlotLedger:
         pages that earlier entries of the batch will have filled, and a copy of what is equal in the next page."""
         if not self._prefixes or not self.shares(request):
             return None
-        path = self._paths[request.id]
+        holding = self._holdings[request.id]
+        path = holding.path
         found = self._prefixes.find(request, path)
-        self._take(request.id, found[len(path) :])
+        self._take(holding, found[len(path) :])
         blocks, part = [block.id for block in path], self._prefixes.find_part(request, path, batch)
         n = len(path) * self.page_size
         if part is not None:
             source, n_copied = part
-            self._use(request.id, n_copied)
+            self._use(holding, n_copied)
             return Prefix(blocks, _tokens(request, n + n_copied), source.id, n_copied)
         return Prefix(blocks, _tokens(request, n)) if n else None
 
     def keep(self, request: Request, end: int, batch: int) -> Kept | None:
         """The request's tokens up to index `end` are in their slots once the batch has run: full pages of them become
         blocks, which whoever is looked at from now on may find."""
-        if not self._prefixes or request.id in self._closed:
+        holding = self._holdings[request.id]
+        if not self._prefixes or holding.closed:
             return None
-        path = self._paths[request.id]
+        path = holding.path
         before = len(path)
-        own = self._own_used(request.id)
         twin = self._prefixes.add(request, path, end, batch)
         if twin is not None:
-            self._closed.add(request.id)
+            holding.closed = True
         n = len(path) - before
         if n:
-            self.n_used += n * self.page_size + self._own_used(request.id) - own
+            holding.n_ahead = len(path) * self.page_size - holding.used
+            self.n_used += holding.n_ahead
         elif twin is None or twin.gone:
             return None
         return Kept(request.id, before, path[before].id if n else 0, n, 0 if twin is None or twin.gone else twin.id)
 
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         """Their tokens lie in slots now. These were reserved: this is why no iteration can lack memory."""
-        all_used, reserved, paths, page = self._used, self._reserved, self._paths, self.page_size
-        n_used = self.n_used
+        holdings, n_used = self._holdings, self.n_used
         for entry in entries:
-            request_id, n = entry.request_id, len(entry.tokens)
-            before = all_used[request_id]
-            used = before + n
-            assert used <= reserved[request_id], "a request outgrew its reservation"
-            all_used[request_id] = used
-            if paths and before < (in_blocks := len(paths[request_id]) * page):
-                n = max(used - in_blocks, 0)
+            holding = holdings[entry.request_id]
+            n = len(entry.tokens)
+            used = holding.used + n
+            assert used <= holding.reserved, "a request outgrew its reservation"
+            holding.used = used
             n_used += n
+            if holding.n_ahead:
+                n_used -= holding.n_ahead
+                holding.n_ahead = 0
+        self.n_used = n_used
+
+    def advance(self, requests: Iterable[Request]) -> None:
+        """As `fill`, for requests of which each brought one token. Nearly all iterations are such."""
+        holdings, n_used = self._holdings, self.n_used
+        for request in requests:
+            holding = holdings[request.id]
+            used = holding.used + 1
+            assert used <= holding.reserved, "a request outgrew its reservation"
+            holding.used = used
+            n_used += 1
+            if holding.n_ahead:
+                n_used -= 1
+                holding.n_ahead = 0
         self.n_used = n_used
 
     def has_room(self, request_id: int) -> bool:
         """Whether one more token of the request finds a slot that is set aside for it."""
-        return self._used[request_id] < self._reserved[request_id]
+        return self.room(request_id) > 0
 
     def room(self, request_id: int) -> int:
         """Tokens that the request can be given now."""
-        return self._reserved[request_id] - self._used[request_id]
+        holding = self._holdings[request_id]
+        return holding.reserved - holding.used
 
     def can_grow(self, n: int) -> bool:
         """Whether n more slots can be set aside for somebody who holds some."""
@@ -166,50 +199,45 @@ class SlotLedger:
     def grow(self, request_id: int, n: int) -> None:
         """Set n more slots aside for a request that has used all of its own. The caller has asked `can_grow` first."""
         assert not self.has_room(request_id) and self.can_grow(n)
-        self._reserved[request_id] += self._whole_pages(n)
+        self._holdings[request_id].reserved += self._whole_pages(n)
         self.n_reserved += self._whole_pages(n)
         self._evict()
 
     def latest(self) -> int:
         """Whose reservation was made last."""
-        return next(reversed(self._reserved))
+        return next(reversed(self._holdings))
 
     def used_by(self, request_id: int) -> int:
         """Tokens of the request that have been computed: the index of its next input token. Of one that was only just
         reserved for: the tokens that others have computed."""
-        return self._used[request_id]
+        return self._holdings[request_id].used
 
     def held_by(self, request_id: int) -> int:
         """Slots that hold a token of the request."""
-        return self._used[request_id]
+        return self._holdings[request_id].used
 
-    def used_by_all(self, requests: Iterable[Request]) -> int:
-        """The sum of `used_by`."""
-        used = self._used
-        return sum([used[request.id] for request in requests])
+    def used_by_each(self, requests: Iterable[Request]) -> list[int]:
+        """`used_by` of all these, in no time."""
+        holdings = self._holdings
+        return [holdings[request.id].used for request in requests]
 
     def reserved_by(self, request_id: int) -> int:
         """Slots set aside for the request."""
-        return self._reserved[request_id]
+        return self._holdings[request_id].reserved
 
     def release(self, request_id: int) -> None:
         """Return everything the request holds. What became blocks is kept, until slots lack."""
-        if not self._prefixes:
-            self.n_reserved -= self._reserved.pop(request_id)
-            self.n_used -= self._used.pop(request_id)
-            return
-        own = self._own_used(request_id)
-        path = self._paths.pop(request_id)
-        n_left = self._prefixes.leave(path) * self.page_size
-        self.n_reserved -= self._reserved.pop(request_id) - len(path) * self.page_size + n_left
-        self.n_used -= own + n_left
-        del self._used[request_id], self._shared[request_id]
-        self._closed.discard(request_id)
+        holding = self._holdings.pop(request_id)
+        path = holding.path
+        in_blocks = len(path) * self.page_size
+        n_left = self._prefixes.leave(path) * self.page_size if self._prefixes else 0
+        self.n_reserved -= holding.reserved - in_blocks + n_left
+        self.n_used -= max(holding.used - in_blocks, 0) + n_left
 
     def held_alone(self, request_ids: Collection[int]) -> int:
         """Slots that nobody would have reserved any more if all these were released."""
         users = self._users(request_ids)
-        n = sum([self.reserved_by(each) - len(self._paths.get(each, ())) * self.page_size for each in request_ids])
+        n = sum([self.reserved_by(each) - len(self._holdings[each].path) * self.page_size for each in request_ids])
         return n + self.page_size * sum([block.n_users == mine for block, mine in users.items()])
 
     def lacking_without(self, request: Request, n: int, request_ids: Collection[int]) -> int:
@@ -227,10 +255,10 @@ class SlotLedger:
         """The request has failed: nobody is to find what it has made, which may not be what it should."""
         if not self._prefixes:
             return
-        path, n_shared = self._paths[request_id], self._shared[request_id]
-        if len(path) > n_shared:
-            self._prefixes.withdraw(path[n_shared])
-        self._closed.add(request_id)
+        holding = self._holdings[request_id]
+        if len(holding.path) > holding.n_shared:
+            self._prefixes.withdraw(holding.path[holding.n_shared])
+        holding.closed = True
 
     def forget(self, request_id: int) -> None:
         """A request that was never reserved for has left."""
@@ -242,65 +270,67 @@ class SlotLedger:
 
     def clear(self) -> None:
         """The engine is gone, and nobody holds anything any more: nothing is kept."""
-        assert not self._reserved
+        assert not self._holdings
         if self._prefixes:
             self._prefixes.clear()
 
     def check(self) -> None:
         """Assert that the running totals are the sums over requests."""
-        assert self._reserved.keys() == self._used.keys()
-        assert all(used <= self._reserved[request_id] for request_id, used in self._used.items())
+        holdings = self._holdings.values()
+        assert all(holding.used <= holding.reserved for holding in holdings)
         reserved, used = self._totals()
         if self._prefixes:
-            assert self._reserved.keys() == self._paths.keys() == self._shared.keys() >= self._closed
-            self._prefixes.check(iter(self._paths.values()))
+            self._prefixes.check(holding.path for holding in holdings)
             shared = self.page_size * (self._prefixes.n_blocks - self._prefixes.n_idle)
-            reserved += shared - sum(len(path) * self.page_size for path in self._paths.values())
-            used += shared - sum(used - self._own_used(request_id) for request_id, used in self._used.items())
+            reserved += shared - sum(len(holding.path) * self.page_size for holding in holdings)
+            used += shared - sum(holding.used - self._own_used(holding) for holding in holdings)
+        else:
+            assert not any(holding.path for holding in holdings)
         assert self.n_reserved == reserved <= self.n_slots
         assert self.n_used == used <= self.n_reserved
         assert self.n_reserved + self.n_kept <= self.n_slots
 
     def _totals(self) -> tuple[int, int]:
         """Slots set aside and slots that hold a token, summed up over requests as if nobody shared any."""
-        return sum(self._reserved.values()), sum(self._used.values())
+        holdings = self._holdings.values()
+        return sum(holding.reserved for holding in holdings), sum(holding.used for holding in holdings)
 
     def _whole_pages(self, n: int) -> int:
         return -(-n // self.page_size) * self.page_size
 
-    def _take(self, request_id: int, blocks: Sequence[Block]) -> None:
+    def _take(self, holding: Holding, blocks: Sequence[Block]) -> None:
         """These follow in its page table, in the place of pages of its own."""
         if not blocks:
             return
         assert self._prefixes is not None
         n = len(blocks) * self.page_size
         n_new = self._prefixes.use(blocks) * self.page_size
-        self._paths[request_id] += blocks
-        self._shared[request_id] += len(blocks)
-        self._used[request_id] += n
+        holding.path += blocks
+        holding.n_shared += len(blocks)
+        holding.used += n
         self.n_reserved -= n - n_new
         self.n_used += n_new
 
-    def _use(self, request_id: int, n: int) -> None:
-        """n more of its tokens lie in slots."""
-        own = self._own_used(request_id)
-        self._used[request_id] += n
-        assert self._used[request_id] <= self._reserved[request_id], "a request outgrew its reservation"
-        self.n_used += self._own_used(request_id) - own
+    def _use(self, holding: Holding, n: int) -> None:
+        """n more of its tokens lie in slots, in pages of its own."""
+        holding.used += n
+        assert holding.used <= holding.reserved, "a request outgrew its reservation"
+        self.n_used += n
 
     def _users(self, request_ids: Iterable[int]) -> Counter[Block]:
         """Blocks that these requests use, and how many of them use each."""
-        return Counter(block for each in request_ids for block in self._paths.get(each, ()))
+        return Counter(block for each in request_ids for block in self._holdings[each].path)
 
-    def _own_used(self, request_id: int) -> int:
+    def _own_used(self, holding: Holding) -> int:
         """Its tokens that lie in pages of its own."""
-        return max(self._used[request_id] - len(self._paths[request_id]) * self.page_size, 0)
+        return max(holding.used - len(holding.path) * self.page_size, 0)
 
     def _evict(self) -> None:
         """Until own pages and blocks fit."""
         if self._prefixes:
-            while self.n_reserved + self.n_kept > self.n_slots:
-                self._prefixes.evict()
+            n_over = self.n_reserved + self.n_kept - self.n_slots
+            if n_over > 0:
+                self._prefixes.evict(n_over // self.page_size)
 
 
 def _tokens(request: Request, end: int) -> Sequence[int]:

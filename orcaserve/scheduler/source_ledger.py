@@ -31,16 +31,13 @@ class SourceLedger(SlotLedger):
     def room(self, request_id: int) -> int:
         return super().room(request_id) - self._gaps[request_id]
 
-    def has_room(self, request_id: int) -> bool:
-        return self.room(request_id) > 0
-
     def release(self, request_id: int) -> None:
         super().release(request_id)
         del self._gaps[request_id]
 
     def check(self) -> None:
         super().check()
-        assert self._gaps.keys() == self._used.keys()
+        assert self._gaps.keys() == self._holdings.keys()
         assert all(self.room(request_id) >= 0 for request_id in self._gaps)
 
     def _gap(self, request: Request) -> int:

@@ -100,9 +100,11 @@ class _Level:
         usual = n if account.usual is None else account.usual
         account.usual = usual + (n - usual) / MEMORY
 
-    def leave(self, request: Request) -> None:
+    def leave(self, request: Request) -> bool:
+        """Whether it waited."""
         account = self.accounts[request.terms.client]
-        if request.id in account.queue:
+        waited = request.id in account.queue
+        if waited:
             self._unqueue(request, account)
             self._enter(request.terms.client, account)
         account.n_live -= 1
@@ -110,6 +112,7 @@ class _Level:
         if len(self.accounts) > self._many:
             self.accounts = {client: account for client, account in self.accounts.items() if account.n_live}
             self._many = max(MANY, 2 * len(self.accounts))
+        return waited
 
     def _unqueue(self, request: Request, account: _Account) -> None:
         """The caller enters the client anew."""
@@ -151,10 +154,10 @@ class TokenFair(Order):
         self._listed: set[int] = set()  # what is in it
         self._places: dict[int, int] = {}  # of live requests: in the order of arrival
         self._charged: dict[int, int] = {}  # of requests that were ever admitted: tokens
-        self._n_added = 0
+        self._n_added = self._n_waiting = 0
 
     def __len__(self) -> int:
-        return sum(level.n_waiting for level in self._levels.values())
+        return self._n_waiting
 
     def __iter__(self) -> Iterator[Request]:
         for _, level in sorted(self._levels.items()):
@@ -164,6 +167,7 @@ class TokenFair(Order):
 
     def add(self, request: Request) -> None:
         self._n_added += 1
+        self._n_waiting += 1
         self._places[request.id] = self._n_added
         level = self._levels.get(request.terms.priority)
         if level is None:
@@ -181,6 +185,7 @@ class TokenFair(Order):
 
     def admit(self, request: Request) -> None:
         level = self._levels[request.terms.priority]
+        self._n_waiting -= 1
         if request.id in self._charged:  # it was put back
             level.admit_again(request)
             return
@@ -189,6 +194,7 @@ class TokenFair(Order):
         level.charge(request, n)
 
     def put_back(self, request: Request) -> None:
+        self._n_waiting += 1
         self._levels[request.terms.priority].wait(request, self._places[request.id], True)
         self._list(request.terms.priority)
 
@@ -198,7 +204,7 @@ class TokenFair(Order):
         if charged is not None:
             level.has_ended(request)
             level.charge(request, request.n_input + len(request.output) - charged)
-        level.leave(request)
+        self._n_waiting -= level.leave(request)
         del self._places[request.id]
         if not level.n_live:
             del self._levels[request.terms.priority]

@@ -50,19 +50,28 @@ class WindowedLedger(SlotLedger):
 
     def fill(self, entries: Iterable[BatchEntry]) -> None:
         super().fill(entries)
-        window, page = self._window, self.page_size
         for entry in entries:
-            request_id = entry.request_id
-            gone = self._gone.get(request_id, 0)
             if entry.phase is Phase.INITIATION and not entry.n_to_come:
-                n_over = max(self._reserved[request_id] - gone - self._steady, 0)
-                self._reserved[request_id] -= n_over
+                holding = self._holdings[entry.request_id]
+                n_over = max(holding.reserved - self._gone.get(entry.request_id, 0) - self._steady, 0)
+                holding.reserved -= n_over
                 self.n_reserved -= n_over
-            n = pages_behind(self._used[request_id], window, page) * page - gone
+        self._leave_behind([entry.request_id for entry in entries])
+
+    def advance(self, requests: Iterable[Request]) -> None:
+        super().advance(requests)
+        self._leave_behind([request.id for request in requests])
+
+    def _leave_behind(self, request_ids: Iterable[int]) -> None:
+        """Pages that none of their next tokens reads."""
+        window, page = self._window, self.page_size
+        for request_id in request_ids:
+            gone, holding = self._gone.get(request_id, 0), self._holdings[request_id]
+            n = pages_behind(holding.used, window, page) * page - gone
             if n > 0:
-                assert not self._prefixes or not self._paths[request_id], "a request left pages that others may read"
+                assert not holding.path, "a request left pages that others may read"
                 self._gone[request_id] = gone + n
-                self._reserved[request_id] += n
+                holding.reserved += n
                 self.n_used -= n
 
     def release(self, request_id: int) -> None:
@@ -79,11 +88,11 @@ class WindowedLedger(SlotLedger):
 
     def check(self) -> None:
         super().check()
-        assert self._gone.keys() <= self._used.keys()
+        assert self._gone.keys() <= self._holdings.keys()
         for request_id, gone in self._gone.items():
-            behind = pages_behind(self._used[request_id], self._window, self.page_size)
-            assert gone == behind * self.page_size < self._used[request_id]
-        assert all(self.reserved_by(request_id) <= self._most for request_id in self._reserved)
+            used = self._holdings[request_id].used
+            assert gone == pages_behind(used, self._window, self.page_size) * self.page_size < used
+        assert all(self.reserved_by(request_id) <= self._most for request_id in self._holdings)
 
     def _totals(self) -> tuple[int, int]:
         reserved, used = super()._totals()

@@ -180,7 +180,7 @@ class App:
         """Read the body, do what is asked, and answer. on_thread: it takes long for a small body too. queues: only if
         there is room for it with the engines.
         """
-        if queues and exchange.announces_more_than(SMALL):
+        if queues and not self.draining and exchange.announces_more_than(SMALL):
             self._turn_away(exchange, any_type)
         raw = await self.read_body(exchange, any_type)
         service = self.require_service()

@@ -12,7 +12,7 @@ from typing import Any
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.core.grammar import MAX_GRAMMAR_LENGTH
 from orcaserve.core.logprobs import MAX_TOP_LOGPROBS
-from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOPS
+from orcaserve.core.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, MAX_STOP_LENGTH, MAX_STOP_TOKEN_IDS, MAX_STOPS
 from orcaserve.core.terms import MAX_NAME as MAX_CLIENT
 from orcaserve.core.terms import MAX_PRIORITY, MAX_SECONDS, MIN_PRIORITY
 from orcaserve.serving.messages import ROLES
@@ -49,6 +49,13 @@ def _integer(low: int, high: int, text: str = "") -> Field:
 
 
 _FLAG: Schema = {"type": "boolean"}
+
+
+def _said(schema: Schema, text: str) -> Schema:
+    """A member of an object, with what it means."""
+    return {**schema, "description": text}
+
+
 IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 _STOP: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_LENGTH}
 
@@ -64,12 +71,27 @@ SAMPLING: dict[str, Field] = {
         f"+ characters of a grammar) is at most {MAX_WORK}.",
     ),
     "stop": Field(
-        {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}, "The text ends before these."
+        {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]},
+        "The text ends before the first of these that comes up in it.",
     ),
-    "seed": _integer(-(2**63), 2**63 - 1, "The same seed gives the same text."),
-    "presence_penalty": _number(-2, 2, "Taken from the logit of every token that is in the text already."),
-    "frequency_penalty": _number(-2, 2, "The same, once for each time that it is there."),
-    "repetition_penalty": _number(0.01, 10, "Above 1: tokens of prompt and text become less likely. 1 unless given."),
+    "seed": _integer(
+        -(2**63),
+        2**63 - 1,
+        "The same request with the same seed gives the same texts again. Unless given, one is drawn.",
+    ),
+    "presence_penalty": _number(
+        -2,
+        2,
+        "Taken from the logit of every token that has been generated already: above 0 it becomes less likely. 0 unless "
+        "given.",
+    ),
+    "frequency_penalty": _number(-2, 2, "The same, once for each time that it has been generated. 0 unless given."),
+    "repetition_penalty": _number(
+        0.01,
+        10,
+        "Divides the logit of every token of the prompt or the text so far, or multiplies it if it is below 0: above 1 "
+        "such tokens become less likely. 1 unless given.",
+    ),
     "logit_bias": Field(
         {
             "type": "object",
@@ -79,10 +101,14 @@ SAMPLING: dict[str, Field] = {
         "From token ids to what is added to their logits: -100 bans a token, 100 chooses it.",
     ),
     "max_tokens": _integer(1, 2**31 - 1, "Most tokens to generate; unless given, what the context has left."),
-    "min_tokens": _integer(0, 2**31 - 1, "Nothing ends the text before so many tokens."),
-    "ignore_eos": Field(_FLAG, "Go on past the model's own end."),
-    "stop_token_ids": Field(IDS, "The text ends at these tokens, beside the model's own end."),
-    "include_stop_str_in_output": Field(_FLAG, "Show what ended the text: the stop string, or the stop token."),
+    "min_tokens": _integer(
+        0, 2**31 - 1, "Nothing ends the text before so many tokens: at most max_tokens; 0 unless given."
+    ),
+    "ignore_eos": Field(_FLAG, "Go on past the model's own end of a text, to max_tokens. False unless given."),
+    "stop_token_ids": Field(IDS, f"The text also ends with any of these tokens, at most {MAX_STOP_TOKEN_IDS} of them."),
+    "include_stop_str_in_output": Field(
+        _FLAG, "The text ends with the stop string, or stop token, that ended it. False unless given."
+    ),
     "skip_special_tokens": Field(_FLAG, "Leave special tokens out of the text. True unless given."),
 }
 _OBJECT: Schema = {"type": "object"}
@@ -95,34 +121,42 @@ STRUCTURED: dict[str, Field] = {
             "type": "object",
             "required": ["type"],
             "properties": {
-                "type": {"type": "string", "enum": ["text", "json_object", "json_schema"]},
+                "type": {
+                    "type": "string",
+                    "enum": ["text", "json_object", "json_schema"],
+                    "description": "text: anything; json_object: a JSON object; json_schema: JSON of this schema.",
+                },
                 "json_schema": {
                     "type": "object",
+                    "description": "Only with the type json_schema, which needs it.",
                     "required": ["name"],
                     "properties": {
-                        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
-                        "description": {"type": "string"},
-                        "schema": _OBJECT,
-                        "strict": _FLAG,
+                        "name": {
+                            "type": "string",
+                            "pattern": "^[A-Za-z0-9_-]{1,64}$",
+                            "description": "1 to 64 letters, digits, _ and -; changes nothing.",
+                        },
+                        "description": _said({"type": "string"}, "Changes nothing: the model is not told."),
+                        "schema": _said(_OBJECT, "A JSON schema; any JSON unless given."),
+                        "strict": _said(_FLAG, "Changes nothing: the schema is kept to in any case."),
                     },
                 },
             },
         },
-        "What the text must be. A schema is always kept to, with `strict` and without.",
+        "What the text must be: docs/structured_output.md.",
     ),
     "structured_outputs": Field(
         {
             "type": "object",
             "properties": {
-                "json": _JSON,
-                "json_object": _FLAG,
-                "regex": _GRAMMAR,
-                "choice": _TEXTS,
-                "grammar": _GRAMMAR,
+                "json": _said(_JSON, "A JSON schema, as an object or as text."),
+                "json_object": _said(_FLAG, "True: a JSON object."),
+                "regex": _said(_GRAMMAR, "A regular expression of the whole text, in the syntax of Rust's regex."),
+                "choice": _said(_TEXTS, "Texts, of which the model writes one to the letter."),
+                "grammar": _said(_GRAMMAR, "A context-free grammar in Lark's notation."),
             },
         },
-        "What the text must be, by one of: a JSON schema, a regular expression, texts to choose from, a grammar in "
-        "Lark's notation.",
+        "What the text must be, by one of these members: docs/structured_output.md.",
     ),
     "guided_json": Field(_JSON, "As structured_outputs.json."),
     "guided_regex": Field(_GRAMMAR, "As structured_outputs.regex."),
@@ -130,12 +164,23 @@ STRUCTURED: dict[str, Field] = {
     "guided_grammar": Field(_GRAMMAR, "As structured_outputs.grammar."),
 }
 COMMON: dict[str, Field] = {
-    "model": Field({"type": "string"}, "The served model's name, as GET /v1/models gives it."),
-    "stream": Field(_FLAG, "Answer with events (SSE), as the text comes; after the last one `data: [DONE]`."),
+    "model": Field(
+        {"type": "string"}, "The name of the served model or of one of its adapters, as GET /v1/models has it."
+    ),
+    "stream": Field(_FLAG, "Answer with events (SSE), as the text comes. False unless given."),
     "stream_options": Field(
-        {"type": "object", "properties": {"include_usage": _FLAG, "continuous_usage_stats": _FLAG}},
-        "Only with stream: true. include_usage: one more event with the token counts before the end; "
-        "continuous_usage_stats: those of the moment in every event.",
+        {
+            "type": "object",
+            "properties": {
+                "include_usage": _said(
+                    _FLAG, "One more event before `data: [DONE]`, with the `usage` and no choices. False unless given."
+                ),
+                "continuous_usage_stats": _said(
+                    _FLAG, "With include_usage: every event has the `usage` so far. False unless given."
+                ),
+            },
+        },
+        "Only with stream: true.",
     ),
     "user": Field(
         {"type": "string", "maxLength": MAX_CLIENT},
@@ -151,18 +196,19 @@ COMMON: dict[str, Field] = {
         0,
         MAX_SECONDS,
         "Seconds after its arrival, more than 0, by which the request must have ended. One that cannot is not begun: "
-        "429 (deadline_unreachable) at once, or 504 (deadline_exceeded) if it has waited. One that was begun goes on.",
+        "429 (deadline_unreachable) at once, or 504 (deadline_exceeded) if it has waited. One that was begun ends "
+        "then, with 504 or an event with this error.",
     ),
     "cache_salt": Field(
         {"type": "string", "maxLength": MAX_CLIENT},
-        "What was computed for a prompt serves others that begin alike only if they have the same salt.",
+        "Prompts that begin alike share what was computed for them only if their salts are equal. Empty unless given.",
     ),
-    "return_token_ids": Field(_FLAG, "Answer with the ids of prompts and texts as well."),
+    "return_token_ids": Field(_FLAG, "Answer with the token ids of prompts and texts as well. False unless given."),
     "prompt_logprobs": _integer(
         0,
         MAX_TOP_LOGPROBS,
         "Log-probabilities of each token of the prompt, and of so many best ones; not with stream. Counts as echo with "
-        "logprobs does.",
+        "logprobs does. None unless given.",
     ),
     **SAMPLING,
     **STRUCTURED,
@@ -186,10 +232,11 @@ COMPLETION: dict[str, Field] = {
     "logprobs": _integer(
         0,
         MAX_LEGACY_LOGPROBS,
-        "Log-probabilities of each token and of so many best ones; with echo also of the prompt. Choices x (max_tokens "
-        f"+ with echo prompt tokens) x (logprobs + 1) is at most {MAX_LOGPROBS}.",
+        "Log-probabilities of each token and of so many of the likeliest at its place; with echo also of the prompt. "
+        "None unless given. Choices x (max_tokens + with echo prompt tokens) x (logprobs + 1) is at most "
+        f"{MAX_LOGPROBS}.",
     ),
-    "echo": Field(_FLAG, "The text begins with the prompt, as its tokens are decoded."),
+    "echo": Field(_FLAG, "The text begins with the prompt, as its tokens are decoded. False unless given."),
     "best_of": _integer(
         1,
         MAX_CHOICES,
@@ -202,10 +249,16 @@ _FUNCTION: Schema = {
     "type": "object",
     "required": ["name"],
     "properties": {
-        "name": _NAME,
-        "description": {"type": "string"},
-        "parameters": {"type": "object", "description": "A JSON schema of an object."},
-        "strict": {"type": "boolean", "description": "Arguments are valid by the schema, always."},
+        "name": _said(_NAME, f"1 to {MAX_NAME} letters, digits, _ and -; no two functions have the same."),
+        "description": _said({"type": "string"}, "What it does, which the model is told."),
+        "parameters": {
+            "type": "object",
+            "description": "A JSON schema of the object that its arguments are; no arguments unless given.",
+        },
+        "strict": {
+            "type": "boolean",
+            "description": "True: the arguments of a call always validate against the schema. False unless given.",
+        },
     },
 }
 _NAMED: Schema = {
@@ -213,7 +266,12 @@ _NAMED: Schema = {
     "required": ["type", "function"],
     "properties": {
         "type": {"const": "function"},
-        "function": {"type": "object", "required": ["name"], "properties": {"name": _NAME}},
+        "function": {
+            "type": "object",
+            "description": "One of the tools.",
+            "required": ["name"],
+            "properties": {"name": _said(_NAME, "Its name.")},
+        },
     },
 }
 _ALLOWED: Schema = {
@@ -223,10 +281,11 @@ _ALLOWED: Schema = {
         "type": {"const": "allowed_tools"},
         "allowed_tools": {
             "type": "object",
+            "description": "Some of the tools: the model is told of all, and may call these.",
             "required": ["mode", "tools"],
             "properties": {
-                "mode": {"type": "string", "enum": ["auto", "required"]},
-                "tools": {"type": "array", "minItems": 1, "items": _NAMED},
+                "mode": {"type": "string", "enum": ["auto", "required"], "description": "As tool_choice itself."},
+                "tools": {"type": "array", "minItems": 1, "items": _NAMED, "description": f"{MAX_TOOLS} at most."},
             },
         },
     },
@@ -239,27 +298,36 @@ TOOLS: dict[str, Field] = {
             "items": {
                 "type": "object",
                 "required": ["type", "function"],
-                "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+                "properties": {
+                    "type": {"const": "function"},
+                    "function": _said(_FUNCTION, "What the model is told of."),
+                },
             },
         },
         f"Functions that the model may call. Together at most {MAX_TOOLS_LENGTH} characters of JSON.",
     ),
     "tool_choice": Field(
         {"anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, _NAMED, _ALLOWED]},
-        "auto unless given: the model decides. required, or a function: its answer is a call.",
+        "auto, as unless given: the model decides. none: it calls nothing, and is told of no tools. required: its "
+        "answer calls one or more. A function: it calls that one.",
     ),
-    "parallel_tool_calls": Field(_FLAG, "False: one call at most. Only with tools."),
+    "parallel_tool_calls": Field(_FLAG, "False: one call at most. True unless given. Only with tools."),
 }
 TEMPLATE: dict[str, Field] = {
-    "add_generation_prompt": Field(_FLAG, "For messages: true unless given, or continue_final_message is."),
-    "continue_final_message": Field(_FLAG, "The model goes on with the last message in place of answering it."),
+    "add_generation_prompt": Field(
+        _FLAG,
+        "End the prompt with what the template puts before an answer. True unless given, or continue_final_message is.",
+    ),
+    "continue_final_message": Field(
+        _FLAG, "The model goes on with the last message in place of answering it. False unless given."
+    ),
     "chat_template_kwargs": Field(
         {"type": "object", "maxProperties": MAX_VARIABLES},
         "More variables for the chat template, such as enable_thinking.",
     ),
     "documents": Field(
         {"type": "array", "maxItems": MAX_DOCUMENTS, "items": {"type": "object"}},
-        "Texts to answer from, for chat templates that have a place for them.",
+        "Objects with texts to answer from, for chat templates that have a place for them; for others it is a 400.",
     ),
     "chat_template": Field(
         {"type": "string", "minLength": 1, "maxLength": MAX_TEMPLATE_LENGTH},
@@ -271,15 +339,18 @@ CHAT: dict[str, Field] = {
         {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
         "The conversation so far, which the model's chat template makes a prompt of.",
     ),
-    "max_completion_tokens": _integer(1, 2**31 - 1, "The same as max_tokens."),
+    "max_completion_tokens": _integer(
+        1, 2**31 - 1, "OpenAI's newer name of max_tokens. If both are given they must be equal."
+    ),
     **TOOLS,
     **TEMPLATE,
     **COMMON,
-    "logprobs": Field(_FLAG, "Log-probabilities of each token."),
+    "logprobs": Field(_FLAG, "Log-probabilities of each token. False unless given."),
     "top_logprobs": _integer(
         0,
         MAX_TOP_LOGPROBS,
-        "And of so many best ones; with logprobs only. Choices x max_tokens x (top_logprobs + 1) is at most "
+        "And of so many of the likeliest at its place; only with logprobs. 0 unless given. Choices x max_tokens x "
+        "(top_logprobs + 1) is at most "
         f"{MAX_LOGPROBS}.",
     ),
 }
@@ -289,18 +360,25 @@ _TEXT: Schema = {"type": "string"}
 _PART: Schema = {
     "type": "object",
     "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "properties": {"type": {"const": "text"}, "text": _said(_TEXT, "The text. Other parts (images, audio) get a 400.")},
 }
 _CALL: Schema = {
     "type": "object",
     "required": ["function"],
     "properties": {
-        "id": _TEXT,
+        "id": _said(_TEXT, "The call's id, to which the message with its result refers."),
         "type": {"const": "function"},
         "function": {
             "type": "object",
+            "description": "What was called.",
             "required": ["name", "arguments"],
-            "properties": {"name": _TEXT, "arguments": {"anyOf": [_TEXT, {"type": "object"}]}},
+            "properties": {
+                "name": _said(_TEXT, "The function's name."),
+                "arguments": {
+                    "anyOf": [_TEXT, {"type": "object"}],
+                    "description": "A JSON object, as text or as it is.",
+                },
+            },
         },
     },
 }
@@ -309,13 +387,19 @@ COMPONENTS: dict[str, Schema] = {
         "type": "object",
         "required": ["role"],
         "properties": {
-            "role": {"type": "string", "enum": list(ROLES)},
-            "content": {"anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}]},
-            "name": {"type": ["string", "null"]},
-            "refusal": {"type": ["string", "null"]},
-            "tool_calls": {"anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}]},
-            "tool_call_id": {"type": ["string", "null"]},
-            "function_call": {"type": ["object", "null"]},
+            "role": {"type": "string", "enum": list(ROLES), "description": "Who says it."},
+            "content": {
+                "anyOf": [_TEXT, {"type": "array", "items": _PART}, {"type": "null"}],
+                "description": "What is said; null only from an assistant with tool_calls or a refusal.",
+            },
+            "name": {"type": ["string", "null"], "description": "Who it is, of several in one role."},
+            "refusal": {"type": ["string", "null"], "description": "Why an assistant said nothing."},
+            "tool_calls": {
+                "anyOf": [{"type": "array", "items": _CALL}, {"type": "null"}],
+                "description": "Calls that an assistant has made.",
+            },
+            "tool_call_id": {"type": ["string", "null"], "description": "From a tool: the call whose result this is."},
+            "function_call": {"type": ["object", "null"], "description": "The older form of tool_calls."},
         },
     },
 }

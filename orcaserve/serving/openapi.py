@@ -6,19 +6,21 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from orcaserve.serving.error_codes import CODES
 from orcaserve.serving.fields import CHAT, COMPLETION, COMPONENTS, UNSUPPORTED, Field, Schema
 from orcaserve.serving.http import MAX_IGNORED_SHOWN
 from orcaserve.serving.limits import LIMITS
 from orcaserve.serving.route import OTHER_PROTOCOLS, Operation, Route
-from orcaserve.serving.routes import ROUTES
-from orcaserve.serving.schemas import other_schemas
+from orcaserve.serving.routes import ROUTES, SLASHES
+from orcaserve.serving.schemas import answer_schemas
 from orcaserve.version import __version__
 
 ABOUT = f"""One model behind the protocols of several servers: OpenAI's (with vLLM's extensions), Triton's and \
 KServe's, TensorFlow Serving's. Whatever a client speaks, its requests share iterations with all others.
 
 Fields marked * must be there. A field that is null is as one that is absent. Fields of these APIs that would change \
-the answer and are not served get a 400: UNSERVED. Any other field has no effect. The first \
+the answer and are not served get a 400, unless the tables below have them: UNSERVED. Any other field has no effect. \
+The first \
 {MAX_IGNORED_SHOWN} of those with plain names, also in other fields, are named in the \
 header `x-orcaserve-ignored-fields`, and the metric `orcaserve_ignored_fields_total` \
 counts all. A server that was started with `--strict` answers 400 (`unknown_field`) instead.
@@ -32,17 +34,18 @@ Every path also takes HEAD where it takes GET, and OPTIONS, which names the meth
 ERRORS = {
     400: "A field is wrong, and `param` names it; or the body or the request is malformed.",
     401: "The API key is missing or wrong: send it as `Authorization: Bearer KEY`.",
-    403: "This server does not allow it.",
-    404: "There is no such path, model, file, batch or request.",
+    403: "This server was not started with the flag that allows it.",
+    404: "There is no such path, model, adapter, file, batch or request.",
     405: "The path takes other methods, which the header `allow` names.",
     408: "The header or the body did not arrive in time.",
     413: "The body, or the file in it, is too large, or there is no room for it.",
     415: "The body is of another type than the path takes, or compressed.",
-    429: "There is too much to do already, or a deadline cannot be made: `retry-after` says when there will be room.",
+    429: "There is too much to do already, or a deadline cannot be made: `retry-after` says in how many seconds to "
+    "come back (`too_many_batches` has none).",
     431: "The header is too large.",
     500: "The request failed in the engine.",
-    503: "Not now: loading, stopping, busy reading other requests, or the engine is gone. See `retry-after`.",
-    504: "The request could not make its deadline any more, and was not begun.",
+    503: "Not now: loading, stopping, busy reading other requests, or the engine is gone. `retry-after` is 1.",
+    504: "The request was not begun, for it could not make its deadline any more; or it ran past its `timeout`.",
     507: "The disk that holds files is full.",
 }
 OPENAI_ERROR, PLAIN_ERROR = "Error", "PlainError"
@@ -61,10 +64,13 @@ def document() -> dict[str, Any]:
         "security": [{}, {"key": []}],
         "paths": paths,
         "components": {
-            "schemas": _schemas(),
+            "schemas": {**answer_schemas(), **COMPONENTS},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
         "x-errors": {str(code): text for code, text in ERRORS.items()},
+        "x-error-codes": [
+            {"code": name, "status": list(code.statuses), "when": code.when} for name, code in sorted(CODES.items())
+        ],
         "x-limits": [
             {"what": limit.what, "limit": limit.value, "past": limit.past} for limit in LIMITS if limit.of_requests
         ],
@@ -117,7 +123,7 @@ def _required(field: Field) -> Schema:
 
 def _parameters(route: Route) -> list[Schema]:
     texts: Mapping[str, str] = {
-        "model": "The served model's name. Slashes in it may be written as they are, or as %2F.",
+        "model": f"The served model's name. {SLASHES}",
         "version": "The model's version: 1, the only one.",
         **route.operation.parameters,
     }
@@ -147,75 +153,3 @@ def _errors(route: Route) -> Schema:
     form = PLAIN_ERROR if route.path.startswith(OTHER_PROTOCOLS) else OPENAI_ERROR
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}"}}}
     return {str(code): {"description": ERRORS[code], "content": content} for code in sorted(codes)}
-
-
-def _schemas() -> Schema:
-    text = {"type": "string"}
-    count = {"type": "integer", "minimum": 0}
-    number = {"type": "number"}
-    ids = _list(count)
-    maybe = {"type": ["string", "null"]}
-    usage = _object(
-        prompt_tokens=count,
-        completion_tokens=count,
-        total_tokens=count,
-        prompt_tokens_details=_object(audio_tokens=count, cached_tokens=count),
-        completion_tokens_details=_object(
-            accepted_prediction_tokens=count,
-            audio_tokens=count,
-            reasoning_tokens=count,
-            rejected_prediction_tokens=count,
-        ),
-    )
-    reason = {"type": "string", "enum": ["stop", "length", "tool_calls", "abort"]}
-    called = _object(name=text, arguments=text)
-    calls = _list(_object(id=text, type={"const": "function"}, function=called))
-    message = _object(role={"const": "assistant"}, content=maybe, refusal={"type": "null"})
-    message["properties"]["tool_calls"] = calls
-    common: Schema = {"id": text, "created": count, "model": text, "usage": usage}
-
-    ranked = _object(logprob=number, rank=count, decoded_token=text)
-    of_prompt: Schema = {
-        "prompt_token_ids": ids,
-        "prompt_logprobs": _list({"type": ["object", "null"], "additionalProperties": ranked}),
-    }
-
-    def choices(logprobs: str, also: Schema, **own: Schema) -> Schema:
-        told = {"anyOf": [{"$ref": f"#/components/schemas/{logprobs}"}, {"type": "null"}]}
-        choice = _object(index=count, finish_reason=reason, logprobs=told, **own)
-        choice["properties"] |= {"token_ids": ids, **also}
-        return {"type": "array", "items": choice}
-
-    chat = _object(object={"const": "chat.completion"}, choices=choices("ChatLogprobs", {}, message=message), **common)
-    chat["properties"] |= of_prompt
-    token: Schema = {"token": text, "logprob": number, "bytes": {"type": "array", "items": {**count, "maximum": 255}}}
-    return {
-        "Completion": _object(
-            object={"const": "text_completion"}, choices=choices("CompletionLogprobs", of_prompt, text=text), **common
-        ),
-        "ChatCompletion": chat,
-        "CompletionLogprobs": _object(
-            tokens=_list(text),
-            token_logprobs=_list({"type": ["number", "null"]}),
-            top_logprobs=_list({"type": ["object", "null"], "additionalProperties": number}),
-            text_offset=ids,
-        ),
-        "ChatLogprobs": _object(
-            content=_list(_object(**token, top_logprobs=_list(_object(**token)))), refusal={"type": "null"}
-        ),
-        "Tokens": _object(
-            tokens=ids, token_strs={"anyOf": [_list(text), {"type": "null"}]}, count=count, max_model_len=count
-        ),
-        "Text": _object(prompt=text),
-        "Error": _object(error=_object(message=text, type=text, param=maybe, code=maybe)),
-        **COMPONENTS,
-        **other_schemas(),
-    }
-
-
-def _object(**properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}

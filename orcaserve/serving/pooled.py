@@ -19,13 +19,16 @@ from orcaserve.serving.vectors import read_vector
 
 MAX_INPUTS = 2048  # of a request
 WHOLE_CONTEXT = -1  # of truncate_prompt_tokens
-SHARED = ("model", "user", "priority", "timeout", "cache_salt")
+SHARED = ("user", "priority", "timeout", "cache_salt")
 POOLED: dict[str, Field] = {
+    "model": Field(
+        {"type": "string"}, "The served model's name, as GET /v1/models has it; adapters are not served here."
+    ),
     **{name: COMMON[name] for name in SHARED},
     "truncate_prompt_tokens": Field(
         {"type": "integer", "minimum": WHOLE_CONTEXT},
-        "Keep the first so many tokens of each text, those included that the tokenizer adds; -1: as many as the "
-        "context holds. Unless given, a text that is too long is an error.",
+        "Keep the first so many tokens of each text, 1 or more, those included that the tokenizer adds; -1: as many as "
+        "the context holds. Unless given, a text that is too long is an error.",
     ),
     "add_special_tokens": Field(
         {"type": "boolean"}, "Let the tokenizer add its own, such as an end of text. True unless given."

@@ -65,6 +65,10 @@ def blocks(api: Mapping[str, Any]) -> Iterator[Block]:
         "Serving's."
     )
     yield Table(("status", "when"), list(api["x-errors"].items()))
+    yield Table(
+        ("code", "status", "when"),
+        [(f"`{row['code']}`", ", ".join(map(str, row["status"])), row["when"]) for row in api["x-error-codes"]],
+    )
     yield Heading(2, "Limits")
     yield Table(
         ("what", "limit", "past it"), [(limit["what"], limit["limit"], limit["past"]) for limit in api["x-limits"]]
@@ -84,7 +88,7 @@ def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str
             rows = [(f"`{p['name']}`", in_words(p["schema"]), p.get("description", "")) for p in named]
             yield Table((title, "takes", ""), rows)
     for kind, content in said.get("requestBody", {}).get("content", {}).items():
-        yield _fields(content["schema"], "field" if kind == "application/json" else f"field ({kind})")
+        yield _fields(content["schema"], "field" if kind == "application/json" else f"field ({kind})", "takes")
     answers = said["responses"]["200"]["content"]
     told = [
         f"{'events' if kind == 'text/event-stream' else in_words(content['schema'])} (`{kind}`)"
@@ -94,21 +98,22 @@ def _operation(path: str, method: str, said: Mapping[str, Any], api: Mapping[str
     for content in answers.values():
         if content["schema"].get("description"):
             yield Paragraph(content["schema"]["description"])
+        if "properties" in content["schema"]:
+            yield _fields(content["schema"], "in the answer")
     errors = ", ".join(code for code in said["responses"] if code != "200")
     key = " Needs no API key." if said.get("security") == [] else ""
     yield Paragraph(f"Errors: {errors}.{key}")
 
 
-def _fields(schema: Schema, title: str = "field") -> Table:
-    rows = list(_rows("", schema))
-    return Table((title, "holds" if title == "field" and "required" not in schema else "takes", ""), rows)
+def _fields(schema: Schema, title: str = "field", verb: str = "holds") -> Table:
+    return Table((title, verb, ""), list(_rows("", schema)))
 
 
 def _rows(prefix: str, schema: Schema) -> Iterator[tuple[str, ...]]:
     """A row for each field, and below it those of the objects in it."""
     required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
-        bare = _not_null(field)
+        bare = field if name in required else _not_null(field)
         text = field.get("description", "")
         mark = " *" if name in required else ""
         yield (f"`{prefix}{name}`{mark}", in_words(bare), text)

@@ -24,10 +24,16 @@ from orcaserve.serving.tokenize import DETOKENIZE, TOKENIZE, detokenize, tokeniz
 from orcaserve.serving.web_page import ROUTES as WEB_PAGE
 
 OPENAI, TOKENS, SERVER = "OpenAI", "Tokens", "Server"
+SLASHES = "Slashes in it may be written as they are, or as %2F."
 ID = "The request's id, as its answer and the header x-request-id have it, or the one that its client sent there."
 STREAM = (
-    "Events, each `data: ` and a JSON object with new text of one choice; `data: [DONE]` comes last. A failure after "
-    "the first event is one event with an `error`, and the end without `[DONE]`. Lines beginning with `:` are comments."
+    "Events, each `data: ` and a JSON object like the whole answer, with what is new of one choice; its last one has "
+    "the finish_reason. `data: [DONE]` comes last. A failure after the first event is one event with an `error`, and "
+    "the end without `[DONE]`. Lines beginning with `:` are comments."
+)
+STREAM_OF_CHAT = (
+    f"{STREAM} An event's `object` is `chat.completion.chunk`, and its choice has a `delta` in place of a `message`: "
+    "first the role, then pieces of the content, or of tool_calls, each with the `index` of its call."
 )
 
 LIVE = (
@@ -74,14 +80,15 @@ ROUTES = [
         "/v1/chat/completions",
         acting(chat_completions, on_thread=True, queues=True),
         Operation("Answer a conversation", _named("ChatCompletion"), OPENAI, fields=CHAT,
-                  required=("model", "messages"), stream=STREAM, headers=HEADERS, errors=(404, 429, 504)),
+                  required=("model", "messages"), stream=STREAM_OF_CHAT, headers=HEADERS, errors=(404, 429, 504)),
     ),
-    Route("GET", "/v1/models", reads.models, Operation("The served model", _named("Models"), OPENAI)),
+    Route("GET", "/v1/models", reads.models, Operation("The served model and its adapters", _named("Models"), OPENAI)),
     Route(
         "GET",
         "/v1/models/{model}",
         reads.model,
-        Operation("The served model, by its name", _named("Model"), OPENAI, errors=(404,)),
+        Operation("The served model or an adapter, by its name", _named("Model"), OPENAI, errors=(404,),
+                  parameters={"model": f"Its name. {SLASHES}"}),
     ),
     Route(
         "POST",

@@ -19,7 +19,7 @@ from orcaserve.serving.vectors import cosine
 _TEXT: Schema = {"type": "string", "minLength": 1}
 _TEXTS: Schema = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_INPUTS}]}
 SCORE: dict[str, Field] = {
-    "text_1": Field(_TEXTS, "Text or texts."),
+    "text_1": Field(_TEXTS, f"Text or texts; with those of text_2 at most {MAX_INPUTS}."),
     "text_2": Field(
         _TEXTS, "Text or texts to compare with: a single text_1 with each of them, else each with its own."
     ),
@@ -30,7 +30,16 @@ RERANK: dict[str, Field] = {
     "documents": Field(
         {
             "type": "array",
-            "items": {"anyOf": [_TEXT, {"type": "object", "required": ["text"], "properties": {"text": _TEXT}}]},
+            "items": {
+                "anyOf": [
+                    _TEXT,
+                    {
+                        "type": "object",
+                        "required": ["text"],
+                        "properties": {"text": {**_TEXT, "description": "The text."}},
+                    },
+                ]
+            },
             "minItems": 1,
             "maxItems": MAX_INPUTS - 1,
         },

@@ -14,22 +14,27 @@ from orcaserve.serving.service import Service
 from orcaserve.serving.tool_calls.tools import read_tools
 
 TOKENIZE: dict[str, Field] = {
-    "model": Field({"type": "string"}, "The served model's name; may be left out."),
+    "model": Field({"type": "string"}, "The name of the served model or an adapter; may be left out."),
     "prompt": Field({"type": "string"}, f"Text of at most {MAX_WORK} tokens; or give messages."),
-    "messages": Field({"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}}),
+    "messages": Field(
+        {"type": "array", "minItems": 1, "items": {"$ref": "#/components/schemas/Message"}},
+        "A conversation, as of POST /v1/chat/completions.",
+    ),
     "add_special_tokens": Field(
         {"type": "boolean"},
         "For prompt: let the tokenizer add its own, such as a beginning of text. True unless given. With messages it "
         "can only be false: the chat template has written them.",
     ),
-    "return_token_strs": Field({"type": "boolean"}, "Also the tokens as the vocabulary spells them."),
+    "return_token_strs": Field(
+        {"type": "boolean"}, "Also the tokens as the vocabulary spells them. False unless given."
+    ),
     **TEMPLATE,
     **TOOLS,
 }
 DETOKENIZE: dict[str, Field] = {
-    "model": Field({"type": "string"}, "The served model's name; may be left out."),
-    "tokens": Field({"type": "array", "items": {"type": "integer", "minimum": 0}}),
-    "skip_special_tokens": Field({"type": "boolean"}, "False unless given."),
+    "model": Field({"type": "string"}, "The name of the served model or an adapter; may be left out."),
+    "tokens": Field({"type": "array", "items": {"type": "integer", "minimum": 0}}, "Token ids."),
+    "skip_special_tokens": Field({"type": "boolean"}, "Leave special tokens out of the text. False unless given."),
 }
 
 

@@ -7,7 +7,7 @@ text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ class PreTokenizer:
 
     pattern: each match is a unit; None = GPT-2's own pattern. digits: every digit is a unit of its own, cut first.
     nfc: text is normalised to composed characters. ignore_merges: a unit that is a token needs no merges.
-    adds_bos: what holds when the file does not say.
+    adds_bos: what holds when the file does not say. make: what cuts, where that is no pattern alone.
     """
 
     pattern: str | None = None
@@ -35,8 +35,11 @@ class PreTokenizer:
     nfc: bool = False
     ignore_merges: bool = False
     adds_bos: bool = False
+    make: Callable[[], pre_tokenizers.PreTokenizer] | None = None
 
     def build(self) -> pre_tokenizers.PreTokenizer:
+        if self.make is not None:
+            return self.make()
         if self.pattern is not None:
             cut = pre_tokenizers.Split(Regex(self.pattern), behavior="isolated")
             return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
@@ -54,18 +57,43 @@ def _words(number: str) -> str:
     )
 
 
+def _cased_words(ending: str, number: str) -> str:
+    """The pattern that GPT-4o and Mistral's Tekken share: a word ends before the next capital letter."""
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+    start = r"[^\r\n\p{L}\p{N}]?"
+    return (
+        rf"{start}{upper}*{lower}+{ending}|{start}{upper}+{lower}*{ending}|{number}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+
+
+def _falcon() -> pre_tokenizers.PreTokenizer:
+    """Runs of punctuation, then GPT-2's pattern, then runs of digits, of which three at a time."""
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    threes = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), behavior="isolated")
+    digits = pre_tokenizers.Digits(individual_digits=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Punctuation("contiguous"), byte_level, digits, threes])
+
+
 _GPT2 = PreTokenizer()
 _DIGITS = PreTokenizer(digits=True)
 _LLAMA3 = PreTokenizer(_words(r"\p{N}{1,3}"), ignore_merges=True, adds_bos=True)
 _DBRX = PreTokenizer(_words(r"\p{N}{1,3}"))
 _QWEN2 = PreTokenizer(_words(r"\p{N}"), nfc=True)
+_GPT4O = PreTokenizer(_cased_words(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r"\p{N}{1,3}"))
+_TEKKEN = PreTokenizer(_cased_words("", r"\p{N}"), ignore_merges=True, adds_bos=True)
+_BLOOM = PreTokenizer(r" ?[^(\s|.,!?…。，、।۔،)]+")
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(("default", "gpt-2", "gpt2", "phi-2", "mpt", "olmo", "jina-en", "roberta-bpe"), _GPT2),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), _DBRX),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "gpt-4o": _GPT4O,
+    "tekken": _TEKKEN,
+    "bloom": _BLOOM,
+    "falcon": PreTokenizer(make=_falcon),
 }
 
 

@@ -15,6 +15,7 @@ from orcaserve.core import ConfigError, Logprobs, SamplingParams, UnsupportedMod
 from orcaserve.model.adapter import Adapter
 from orcaserve.model.encoder_decoder.registry import is_encoder_decoder
 from orcaserve.model.encoder_decoder.spec import EncoderDecoderSpec
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part
@@ -131,7 +132,7 @@ def _lacking(path: Path) -> list[str]:
         from orcaserve.native.support import lacking
     except ImportError:  # whoever loads the model says so
         return []
-    with ModelFiles(path) as files:
+    with ModelFiles(path, HEAD_UNIT) as files:
         return lacking(files.spec)
 
 

@@ -32,7 +32,7 @@ from orcaserve.worker.among import ALONE, Among
 from orcaserve.worker.executor import DeviceExecutor
 from orcaserve.worker.facts import n_threads_for
 from orcaserve.worker.parts import RunsPart, free_memory, load_part, meet_on_device
-from orcaserve.worker.plan import Plan
+from orcaserve.worker.plan import read_plan
 from orcaserve.worker.watched_plane import WatchedPlane
 from orcaserve.worker.worker import Worker
 
@@ -168,7 +168,7 @@ class WorkerController:
 
     def _load(self) -> RunsPart:
         config = self._config
-        return load_part(config, Plan.read(config), self._place, n_threads_for(config), self._site.among)
+        return load_part(config, read_plan(config), self._place, n_threads_for(config), self._site.among)
 
     def _join(self, start: wire.Start) -> None:
         self._plane = WatchedPlane(self._meet(start), self._place)

@@ -16,12 +16,8 @@ from orcaserve.worker.reference_backend import PyTorchBackend
 from orcaserve.worker.scoring import NOTHING, Wanted, choose
 
 
-class EncoderDecoderBackend(PyTorchBackend[EncoderDecoder]):
-    """A Backend: a model with two stacks."""
-
-    def __init__(self, config: EngineConfig, n_threads: int) -> None:
-        super().__init__(config, n_threads, load_encoder_decoder)
-        self.spec = self._model.spec
+class NoAdapters:
+    """What of a Backend (see backend.py) a model with an encoder has no use for."""
 
     @property
     def part(self) -> None:
@@ -37,6 +33,14 @@ class EncoderDecoderBackend(PyTorchBackend[EncoderDecoder]):
 
     def copy_page(self, source: int, target: int) -> None:
         raise AssertionError("no prefixes are shared where an encoder reads the whole prompt")
+
+
+class EncoderDecoderBackend(NoAdapters, PyTorchBackend[EncoderDecoder]):
+    """A Backend: a model with two stacks."""
+
+    def __init__(self, config: EngineConfig, n_threads: int) -> None:
+        super().__init__(config, n_threads, load_encoder_decoder)
+        self.spec = self._model.spec
 
     def iterate(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError, EngineFacts, SourceFacts
 from orcaserve.core.window import most_slots, window_for
@@ -79,6 +81,14 @@ def n_slots_for(config: EngineConfig, spec: Spec, slot_bytes: int, free_bytes: i
     most_useful = config.scheduler.max_bs * longest
     free = available_memory() if free_bytes is None else free_bytes
     return choose_n_slots(config.kv, slot_bytes, free, most_useful, config.parallel.data_parallel_size)
+
+
+def least_slots(config: EngineConfig, spec: Spec, machines: Sequence[tuple[int, int | None]]) -> int:
+    """As `n_slots_for`, of the machine that has room for fewest. machines: bytes of a slot, and free ones.
+
+    One that has layers of an encoder alone holds no keys and values.
+    """
+    return min(n_slots_for(config, spec, slot_bytes, free) for slot_bytes, free in machines if slot_bytes)
 
 
 def n_threads_for(config: EngineConfig) -> int:

@@ -10,6 +10,7 @@ from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import EngineConfig, ModelConfig
 from orcaserve.core import CheckpointError, ConfigError
 from orcaserve.model.adapter import Adapter
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part
@@ -104,7 +105,7 @@ class NativeBackend:
 
 
 def _load_files(model: ModelConfig, team: _kernels.Team) -> tuple[ModelSpec, Precision, NativeWeights]:
-    with ModelFiles(model.path) as files:
+    with ModelFiles(model.path, HEAD_UNIT) as files:
         check_supported(files.spec)
         precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds)
         return files.spec, precision, build_weights(files, precision, team)

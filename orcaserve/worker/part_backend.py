@@ -27,7 +27,7 @@ from orcaserve.worker.plan import Plan
 _log = logging.getLogger(__name__)
 
 
-class PartBackend(PassesOn[Floats]):
+class PartBackend(PassesOn[Floats, Part]):
     """A RunsPart (see parts.py) in whose iterations numpy arrays travel."""
 
     def __init__(self, config: EngineConfig, plan: Plan, place: Place, n_threads: int, among: Among) -> None:
@@ -74,7 +74,7 @@ class PartBackend(PassesOn[Floats]):
         weights = self._loading.finish(plane)
         try:
             reduce = self._all_reduce if part.n_shards > 1 else None
-            self._model = NativeModel(self.spec, weights, self._team, part, reduce)
+            self._model = NativeModel(part.spec, weights, self._team, part, reduce)
         except ValueError as error:
             raise CheckpointError(f"{self._name}: {error}") from error
         if plane.sums is not None:

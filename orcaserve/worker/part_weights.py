@@ -7,6 +7,7 @@ from typing import Protocol
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import ModelConfig
 from orcaserve.data_plane.protocol import DataPlane, Place
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.part import Part
 from orcaserve.native import _kernels
@@ -34,10 +35,10 @@ def begin_loading(model: ModelConfig, plan: Plan, place: Place, team: _kernels.T
     """Reads what this worker needs of the model, and nothing else. Raises ModelError, or ConfigError."""
     if is_converted(model.path):
         return _Converted(model, plan.part(place), n_threads)
-    with ModelFiles(model.path) as files:
+    with ModelFiles(model.path, HEAD_UNIT) as files:
         spec = files.spec
         precision = choose_precision(model.dtype, model.quantization, files.matrix_kinds)
-        widths = (spec.hidden_size, spec.q_size, spec.intermediate_size)
+        widths = (spec.hidden_size, spec.q_size, *spec.mlp_sizes)
         if precision.may_hold_int8(files.matrix_kinds, widths):
             return _Watched(model, plan, place, team, files, precision)
         return _Plain(precision, build_part(files, precision, team, plan.part(place)))
@@ -78,9 +79,9 @@ class _Watched:
         run, self._run = self._run, None
         spec = self._part.spec
         model = None if run is None else NativeModel(spec, run.weights, self._team, run.part)
-        chosen = choose_together(model, self._team, spec.n_layers, self._runs, self._place, plane)
+        chosen = choose_together(model, self._team, spec, self._runs, self._place, plane)
         del model
-        with ModelFiles(self._path) as files:
+        with ModelFiles(self._path, HEAD_UNIT) as files:
             if run is None or run.part != self._part:
                 del run  # its memory is free before the part's is taken
                 begin_anew()

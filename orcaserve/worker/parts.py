@@ -14,7 +14,7 @@ from orcaserve.core.spans import Span
 from orcaserve.data_plane.protocol import Place
 from orcaserve.worker.among import Among
 from orcaserve.worker.backend import Backend, check_floats
-from orcaserve.worker.plan import Plan
+from orcaserve.worker.plan import EncoderDecoderPlan, Plan
 from orcaserve.worker.resources import available_memory
 
 if TYPE_CHECKING:
@@ -40,13 +40,20 @@ class RunsPart(Backend, Protocol):
     def settle(self) -> None: ...
 
 
-def load_part(config: EngineConfig, plan: Plan, place: Place, n_threads: int, among: Among) -> RunsPart:
+def load_part(
+    config: EngineConfig, plan: Plan | EncoderDecoderPlan, place: Place, n_threads: int, among: Among
+) -> RunsPart:
     """Load the part of that place for the configured device. Raises ModelError or ConfigError."""
     if config.model.device != "cpu":
         check_floats(config)
+        if isinstance(plan, EncoderDecoderPlan):
+            from orcaserve.worker.encoder_decoder_part_backend import EncoderDecoderPartBackend
+
+            return EncoderDecoderPartBackend(config, plan.part(place), n_threads, among)
         from orcaserve.worker.reference_part_backend import ReferencePartBackend
 
         return ReferencePartBackend(config, plan.part(place), n_threads, among)
+    assert isinstance(plan, Plan), "a model with an encoder runs in PyTorch: settle_device has seen to it"
     try:
         from orcaserve.worker.part_backend import PartBackend
     except ImportError as error:

@@ -15,10 +15,11 @@ from typing import Any, Generic, TypeVar
 from orcaserve.core.spans import COMPUTE, RECEIVE, SAMPLE, Span
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
-from orcaserve.model.part import Part
+from orcaserve.model.part import share
 from orcaserve.worker import backend
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
+from orcaserve.worker.plan import PartT
 from orcaserve.worker.pooling import fill
 from orcaserve.worker.sampled_elsewhere import SampledElsewhere
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
@@ -26,7 +27,7 @@ from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prom
 Rows = TypeVar("Rows")  # an array or a tensor of rows
 
 
-class PassesOn(ABC, Generic[Rows]):
+class PassesOn(ABC, Generic[Rows, PartT]):
     """The part of RunsPart (see parts.py) that all backends share.
 
     Between stages travel as many rows as the control message has tokens, whatever entries could not be run: so sizes
@@ -35,7 +36,7 @@ class PassesOn(ABC, Generic[Rows]):
     spans: what was done since somebody last cleared it.
     """
 
-    def __init__(self, part: Part, path: Path) -> None:
+    def __init__(self, part: PartT, path: Path) -> None:
         """path: of the model, whose tokenizer says what grammars allow."""
         self.spec, self._part = part.spec, part
         self._sampler: ConstrainedSampler[Any] | None = None
@@ -43,9 +44,7 @@ class PassesOn(ABC, Generic[Rows]):
             self._sampler = ConstrainedSampler(self._make_sampler(), vocabulary_of(path, part.spec))
         self.sampler: backend.Sampler = self._sampler or SampledElsewhere()
         self._plane: Any = None  # a DataPlane of these rows
-        self._vocabularies = [
-            len(Part(part.spec, part.layers, shard, part.n_shards).vocabulary) for shard in range(part.n_shards)
-        ]
+        self._vocabularies = [len(share(part.spec.vocab_size, r, part.n_shards)) for r in range(part.n_shards)]
         self._expected: deque[tuple[int, Any]] = deque()  # rows of iterations to come, and their receives
         self._passed_on = False  # whether the iteration under way has been
         self.spans: list[Span] = []

@@ -1,10 +1,11 @@
-"""ReferencePartBackend: a part of the model in PyTorch, on a CPU or a GPU, and its place on the data plane."""
+"""Parts of a model in PyTorch, on a CPU or a GPU, and their place on the data plane."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
@@ -19,22 +20,32 @@ from orcaserve.model.part import Part
 from orcaserve.model.reference.builder import load_reference_part
 from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
+from orcaserve.model.reference.transformer import AllReduce, Transformer
 from orcaserve.worker.among import Among
 from orcaserve.worker.backend import Outcome
 from orcaserve.worker.devices import check_nccl, torch_device
 from orcaserve.worker.passing_on import PassesOn
-from orcaserve.worker.reference_backend import chosen, torch_dtype
+from orcaserve.worker.plan import PartT
+from orcaserve.worker.reference_backend import ModelT, chosen, torch_dtype
 from orcaserve.worker.scoring import NOTHING, Wanted
 
 
-class ReferencePartBackend(PassesOn[Tensor]):
-    """A RunsPart (see parts.py) whose hidden states and sums stay on its device.
+class PyTorchPartBackend(PassesOn[Tensor, PartT], Generic[PartT, ModelT]):
+    """What backends with a part of a model in PyTorch share. Hidden states and sums stay on its device.
 
     `auto` takes float32 for weights and K/V. What travels is of the weights' type, but for logits, which are float32.
     """
 
-    def __init__(self, config: EngineConfig, part: Part, n_threads: int, among: Among) -> None:
-        """Reads the part's weights and no others. Raises ModelError, or ConfigError for settings that do not suit."""
+    def __init__(
+        self,
+        config: EngineConfig,
+        part: PartT,
+        n_threads: int,
+        among: Among,
+        load: Callable[[Path, PartT, torch.dtype, torch.device, AllReduce | None], ModelT],
+    ) -> None:
+        """load: reads the part's weights and no others. Raises ModelError, or ConfigError for settings that do not
+        suit."""
         torch.set_num_threads(n_threads)
         self._device = torch_device(config.model.device, among)
         check_nccl(self._device)
@@ -43,7 +54,7 @@ class ReferencePartBackend(PassesOn[Tensor]):
         super().__init__(part, config.model.path)
         self._dtype = torch_dtype(config.model.dtype)
         all_reduce = self._all_reduce if part.n_shards > 1 else None
-        self._model = load_reference_part(config.model.path, part, self._dtype, self._device, all_reduce)
+        self._model: ModelT = load(config.model.path, part, self._dtype, self._device, all_reduce)
         self._kv_dtype, self._page_size = chosen(config.kv.dtype), config.kv.page_size
         own = part.own_spec
         self.slot_bytes = 2 * own.n_layers * own.kv_size * STORAGE[self._kv_dtype].itemsize
@@ -59,22 +70,6 @@ class ReferencePartBackend(PassesOn[Tensor]):
         except torch.OutOfMemoryError as error:
             n_slots = n_pages * self._page_size
             raise ConfigError("--n-slots", f"{n_slots} slots do not fit the memory of {self._device}") from error
-
-    @property
-    def part(self) -> Part:
-        return self._part
-
-    def make_adapter(self, adapter: Adapter) -> Any:
-        return self._model.make_adapter(adapter)
-
-    def add_adapter(self, number: int, made: Any) -> None:
-        self._model.add_adapter(number, made)
-
-    def remove_adapter(self, number: int) -> None:
-        self._model.remove_adapter(number)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._kv.copy_page(source, target)
 
     def join(self, plane: TensorPlane) -> None:
         self._plane = plane
@@ -98,20 +93,10 @@ class ReferencePartBackend(PassesOn[Tensor]):
         return Sampler()
 
     def _compute(self, token_ids: Int32s, received: Tensor | None, layout: Layout) -> Tensor:
-        inputs = torch.from_numpy(token_ids).long().to(self._device) if received is None else received
-        return self._model.forward(inputs, layout, self._kv)
+        return self._model.forward(self._inputs(token_ids, received), layout, self._kv)
 
-    def _compute_and_keep(self, token_ids: Int32s, received: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
-        inputs = torch.from_numpy(token_ids).long().to(self._device) if received is None else received
-        states = self._model.states(inputs, layout, self._kv)
-        return self._model.head(states, layout.last_rows), states
-
-    def _head(self, states: Tensor, rows: Int32s) -> Tensor:
-        return self._model.head(states, rows)
-
-    def _normed(self, states: Tensor, rows: Int32s) -> Floats:
-        normed: Floats = self._model.normed(states, rows).cpu().numpy()
-        return normed
+    def _inputs(self, token_ids: Int32s, received: Tensor | None) -> Tensor:
+        return torch.from_numpy(token_ids).long().to(self._device) if received is None else received
 
     def _zeros(self, n: int) -> Tensor:
         return torch.zeros((n, self.spec.hidden_size), dtype=self._dtype, device=self._device)
@@ -127,3 +112,37 @@ class ReferencePartBackend(PassesOn[Tensor]):
         if self._records and self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         return time.monotonic_ns()
+
+
+class ReferencePartBackend(PyTorchPartBackend[Part, Transformer]):
+    """A RunsPart (see parts.py): of a model that is a decoder."""
+
+    def __init__(self, config: EngineConfig, part: Part, n_threads: int, among: Among) -> None:
+        super().__init__(config, part, n_threads, among, load_reference_part)
+
+    @property
+    def part(self) -> Part:
+        return self._part
+
+    def make_adapter(self, adapter: Adapter) -> Any:
+        return self._model.make_adapter(adapter)
+
+    def add_adapter(self, number: int, made: Any) -> None:
+        self._model.add_adapter(number, made)
+
+    def remove_adapter(self, number: int) -> None:
+        self._model.remove_adapter(number)
+
+    def copy_page(self, source: int, target: int) -> None:
+        self._kv.copy_page(source, target)
+
+    def _compute_and_keep(self, token_ids: Int32s, received: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
+        states = self._model.states(self._inputs(token_ids, received), layout, self._kv)
+        return self._model.head(states, layout.last_rows), states
+
+    def _head(self, states: Tensor, rows: Int32s) -> Tensor:
+        return self._model.head(states, rows)
+
+    def _normed(self, states: Tensor, rows: Int32s) -> Floats:
+        normed: Floats = self._model.normed(states, rows).cpu().numpy()
+        return normed

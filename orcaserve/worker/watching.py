@@ -14,8 +14,9 @@ import numpy as np
 
 from orcaserve.data_plane.protocol import DataPlane, Floats, Place
 from orcaserve.model.part import share
+from orcaserve.model.spec import ModelSpec
 from orcaserve.native import _kernels
-from orcaserve.native.exact_inputs import N_EXACT, Chosen, watch
+from orcaserve.native.exact_inputs import Chosen, none_chosen, watch
 from orcaserve.native.model import NativeModel
 
 
@@ -31,10 +32,15 @@ def runs_of_layers(stages: Sequence[range], n_shards: int) -> list[range]:
 
 
 def choose_together(
-    model: NativeModel | None, team: _kernels.Team, n_layers: int, runs: Sequence[range], place: Place, plane: DataPlane
+    model: NativeModel | None,
+    team: _kernels.Team,
+    spec: ModelSpec,
+    runs: Sequence[range],
+    place: Place,
+    plane: DataPlane,
 ) -> Chosen:
     """All workers call this, and all have the result. model: of this worker's run; None if it has none."""
-    own = np.full((4 * n_layers + 1, N_EXACT), -1, np.int32)
+    own = none_chosen(spec)
     if model is not None:
         members = [rank for rank, run in enumerate(runs) if run]
         own = watch(model, team, _Ring(plane, members, place.rank) if len(members) > 1 else None)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from orcaserve.cli.main import main
+from orcaserve.core import Request
+from orcaserve.evaluation.measured_engine import MeasuredEngine
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from lora_files import linears, write_adapter
 
 PEER_FIELDS = {"engine", "form", "batch", "prompt", "gen", "prefill_tok_s", "decode_tok_s", "load_s"}
 WORK = ("--batch", "1", "3", "--prompt", "8", "--gen", "4", "--repeat", "1", "-t", "1")
@@ -23,6 +30,26 @@ def test_throughput_rows_have_the_peers_form(tiny_model: Path, capsys: pytest.Ca
         assert (row["engine"], row["form"], row["kv_cache_dtype"]) == ("orcaserve", "float32", "float32")
         assert (row["prompt"], row["gen"]) == (8, 4)
         assert row["prefill_tok_s"] > 0 and row["load_s"] >= 0
+
+
+def test_requests_have_adapters_in_turn(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    submit = MeasuredEngine.submit
+
+    def note(engine: MeasuredEngine, requests: Sequence[Request]) -> None:
+        seen.extend(request.adapter for request in requests)
+        submit(engine, requests)
+
+    monkeypatch.setattr(MeasuredEngine, "submit", note)
+    shapes = linears(tiny_model)
+    adapters = [f"a{n}={write_adapter(tmp_path / str(n), shapes, n)}" for n in (1, 2)]
+    flags = (*WORK, *FLOATS, "--lora-modules", *adapters)
+    assert main(["bench", "throughput", "--json", "--model", str(tiny_model), *flags]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["adapters"] for row in rows] == [2, 2]
+    assert seen == 3 * [1] + 3 * [1, 2, 1]
 
 
 def test_latency_rows(tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:

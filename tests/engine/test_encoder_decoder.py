@@ -129,8 +129,9 @@ def test_settings_that_do_not_suit_it_are_named(made: tuple[Any, Path]) -> None:
     plain = config(made[1])
     model = plain.model
     for wrong, flag in (
-        (replace(plain, parallel=ParallelConfig(pipeline_parallel_size=2)), "--pipeline-parallel-size"),
-        (replace(plain, parallel=ParallelConfig(tensor_parallel_size=2)), "--tensor-parallel-size"),
+        (replace(plain, parallel=ParallelConfig(pipeline_parallel_size=6)), "--pipeline-parallel-size"),
+        (replace(plain, parallel=ParallelConfig(tensor_parallel_size=5)), "--tensor-parallel-size"),
+        (replace(plain, parallel=ParallelConfig(2, layer_split=(2, 1))), "--layer-split"),
         (replace(plain, deterministic=True), "--deterministic"),
         (replace(plain, model=replace(model, quantization="int8")), "--quantization"),
         (replace(plain, kv=KVConfig(dtype="int8")), "--kv-cache-dtype"),

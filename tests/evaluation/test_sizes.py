@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from orcaserve.evaluation.sizes import (
     stored_bytes,
     weight_bytes,
 )
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from family_cases import make
 
 # tiny_model: vocabulary 256, hidden 32, 2 layers, 4 heads and 2 K/V heads of 8, MLP of 64; embedding and head apart.
 TABLE = 256 * 32
@@ -36,6 +40,16 @@ def test_slots_and_operations_of_the_tiny_model(tiny_model: Path) -> None:
     assert operations_per_token(spec) == 2 * (2 * LAYER + TABLE)
     assert slot_bytes(spec, "float32") == 2 * 2 * 2 * 8 * 4
     assert slot_bytes(spec, "int8") == 2 * 2 * 2 * (8 + 4)
+
+
+def test_a_mixture_reads_and_multiplies_what_a_token_chooses(tmp_path: Path) -> None:
+    """Of four layers one has nine experts, of which four are chosen; all MLPs have 96 columns."""
+    make("qwen3_moe, dense layers").save_pretrained(tmp_path)
+    attention, mlp = 64 * (72 + 24 + 24) + 72 * 64, 3 * 64 * 96
+    chosen = 4 * attention + (3 + 4) * mlp + 9 * 64
+    assert operations_per_token(model_spec(tmp_path)) == 2 * (chosen + 131 * 64)
+    idle = round(5 * mlp * 0.625)
+    assert weight_bytes(tmp_path, "int4") - matrix_bytes_per_token(tmp_path, "int4") == idle
 
 
 def test_the_default_model(default_model: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.kv_manager import KVManager
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.reference.builder import load_reference
@@ -52,7 +53,7 @@ class Native:
         self, path: Path, dtype: str = "float32", quantization: str = "none", kv: str = "auto", threads: int = 2
     ) -> None:
         team = Team(threads)
-        with ModelFiles(path) as files:
+        with ModelFiles(path, HEAD_UNIT) as files:
             self.precision = choose_precision(dtype, quantization, files.matrix_kinds).with_kv(kv)
             self.model = NativeModel(files.spec, build_weights(files, self.precision, team), team)
         self.spec = self.model.spec

@@ -148,6 +148,21 @@ def test_company_changes_no_bit(
         alone.runner.kv.drop(i)
 
 
+@pytest.mark.parametrize("form", ["int8", "int4"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_integers_are_as_near_with_an_adapter_as_without(
+    form: str, number: int, base: Path, adapters: dict[int, Path], native_model: Any, runner: Any
+) -> None:
+    """Adapters are held in 8 bits beside such matrices, and cost no more than the matrices' own rounding."""
+    exact, rounded = (Rig(runner(native_model(base, **FORMS[name])), base, adapters) for name in ("float32", form))
+
+    def off(adapter: int) -> float:
+        true = exact.logits(PROMPT, adapter)
+        return float((rounded.logits(PROMPT, adapter) - true).norm() / true.norm())
+
+    assert off(number) < 2 * off(0)
+
+
 def test_without_adapters_not_a_bit_is_changed(
     native_model: Any, runner: Any, base: Path, adapters: dict[int, Path]
 ) -> None:

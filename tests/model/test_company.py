@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from family_cases import make
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -94,9 +95,14 @@ class Subject:
 def subjects(
     isa: str, native_model: Any, runner: Any, tiny_llama: Any, tiny_gpt2: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Subject]:
-    """Two families in every form. Made anew for each set: int8 chooses its exact inputs by running."""
+    """Two families and a mixture of experts in every form. Made anew for each set: int8 chooses its exact inputs by
+    running."""
     folders: list[Path] = []
-    for model in (tiny_llama(attention_bias=True), tiny_gpt2(tie_word_embeddings=False)):
+    for model in (
+        tiny_llama(attention_bias=True),
+        tiny_gpt2(tie_word_embeddings=False),
+        make("qwen3_moe, dense layers"),
+    ):
         folders.append(tmp_path_factory.mktemp("model"))
         model.save_pretrained(folders[-1])
     return [Subject(native_model(folder, **form), runner) for folder in folders for form in FORMS.values()]
@@ -111,7 +117,7 @@ def fill_with_rubbish(region: Any) -> None:
 
 
 @settings(max_examples=60)
-@given(history=histories(), number=st.integers(0, 2 * len(FORMS) - 1))
+@given(history=histories(), number=st.integers(0, 3 * len(FORMS) - 1))
 def test_logits_do_not_depend_on_the_company(subjects: list[Subject], history: History, number: int) -> None:
     subject = subjects[number]
     run = subject.runner(history.threads, 1120 * len(history.texts))
@@ -126,7 +132,7 @@ def test_logits_do_not_depend_on_the_company(subjects: list[Subject], history: H
             done[request] = end
 
 
-@pytest.mark.parametrize("number", range(2 * len(FORMS)))
+@pytest.mark.parametrize("number", range(3 * len(FORMS)))
 def test_sixty_four_increments_beside_a_long_initiation(subjects: list[Subject], number: int) -> None:
     """More rows than any tile has, in all places; and the work of attention is shared out in another way."""
     subject = subjects[number]

@@ -38,6 +38,10 @@ FILES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "falcon": ("falcon", {"rope_parameters": None}, {"tensor_data_layout": "jploski"}),
     "falcon, new": ("falcon, new", {"bias": False}, {"tensor_data_layout": "jploski"}),
     "falcon, new, one norm": ("falcon, new, one norm", {"ffn_hidden_size": None}, {"tensor_data_layout": "jploski"}),
+    "llama with experts": ("mixtral", {}, {
+        "attention__sliding_window": 37, "expert_count": 5, "expert_used_count": 2, "rope__freq_base": 1e6}),
+    "qwen3moe": ("qwen3_moe, shares of the chosen", {"attention_bias": False}, LINEAR | {
+        "expert_count": 4, "expert_used_count": 1, "expert_feed_forward_length": 128}),
     "mpt": ("mpt", {}, {"attention__max_alibi_bias": 8.0}),
     "phi2": ("phi", {}, HALF),
 }  # fmt: skip

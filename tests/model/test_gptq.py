@@ -122,7 +122,8 @@ def test_packed_models(quantization: str, source: Path, tmp_path: Path, native_m
     packed = native_model(made.folder, quantization=quantization, kv="float32")
     formats = {layer.qkv.format.name for layer in packed.model.weights.layers}
     assert formats == {"INT4" if quantization == "int4" else "INT8"}
-    if quantization == "int4":  # bit for bit; the head, not GPTQ's, loses more than all else
+    assert packed.model.weights.head.format.name == ("FLOAT32" if quantization == "auto" else "INT8")
+    if quantization == "int4":  # bit for bit
         out = "model.layers.0.self_attn.o_proj"
         assert np.array_equal(unpack(packed.model.weights.layers[0].out), weights(made.linears[out]))
     else:

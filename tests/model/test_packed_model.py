@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from family_cases import make
 from quantised_folders import awq, compressed
 
 from orcaserve.checkpoint.converted import WEIGHTS
@@ -35,7 +36,7 @@ def mapped(native_model: Any, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gguf", "Q4_K", "awq", "w4a16", "w8a8"])
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gguf", "Q4_K", "awq", "w4a16", "w8a8", "experts"])
 def test_converted_is_direct_to_the_bit(
     family: str, form: tuple[str, str], native_model: Any, runner: Any, tiny_llama: Any, tiny_gpt2: Any,
     save_gguf: Any, tmp_path: Path,
@@ -48,6 +49,8 @@ def test_converted_is_direct_to_the_bit(
         source, wide = tmp_path / "model.gguf", {"hidden_size": 256, "intermediate_size": 256}
         kind, options = ("Q4_1", {}) if family == "gguf" else ("Q4_K", {**wide, "num_attention_heads": 8})
         save_gguf(tiny_llama(tie_word_embeddings=True, **options), source, kind)
+    elif family == "experts":
+        make("qwen3_moe, dense layers").save_pretrained(source)
     else:
         (tiny_gpt2() if family == "gpt2" else tiny_llama(attention_bias=True)).save_pretrained(source)
     direct = native_model(source, dtype=form[0], quantization=form[1])

@@ -1,4 +1,4 @@
-"""A tiny T5 behind a real server: texts, streams, refusals, and an engine that is killed."""
+"""A tiny T5 behind a real server: texts, streams, refusals, and processes that are killed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from disturbed import Alive, Stream, Within, replaced, run_all, serving
-from server_process import Serve
+from server_process import Serve, workers
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from encoder_decoders import add_tokenizer, save
@@ -61,40 +61,61 @@ def test_completions_of_a_source_text(serve: Serve, made: tuple[Any, Path]) -> N
         assert by_ids == choice["text"]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "field", "words"),
-    [
-        ("/v1/completions", {"prompt": "a", "echo": True}, "echo", "nothing to echo"),
-        ("/v1/completions", {"prompt": [5] * 600}, "prompt", "600 prompt tokens, but the encoder reads 512 at most"),
-        ("/v1/completions", {"prompt": "a", "max_tokens": 600}, "max_tokens", "the decoder gives 512 at most"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages", "no chat template"),
-        ("/v1/embeddings", {"input": "a"}, "model", "makes no embeddings"),
-    ],
-    ids=["echo", "prompt", "max_tokens", "chat", "embeddings"],
-)
-def test_refusals_name_the_field(serve: Serve, path: str, body: dict[str, Any], field: str, words: str) -> None:
-    answer = serve.post(path, **body)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == field and words in error["message"]
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("completions", {"prompt": "a", "echo": True}, "echo", "nothing to echo"),
+    ("completions", {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs", "not supported"),
+    ("completions", {"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
+    ("completions", {"prompt": [5] * 600}, "prompt", "600 prompt tokens, but the encoder reads 512 at most"),
+    ("completions", {"prompt": "a", "max_tokens": 600}, "max_tokens", "the decoder gives 512 at most"),
+    ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "messages", "no chat template"),
+    ("embeddings", {"input": "a"}, "model", "makes no embeddings"),
+]
 
 
-def test_an_engine_is_killed_and_no_text_changes(serve: Serve, within: Within) -> None:
-    """The encoder reads every prompt again, and the decoder goes on behind what it has put out."""
-    wanted = [{"prompt": prompt, "max_tokens": 300, "temperature": 0.8, "seed": n} for n, prompt in enumerate(PROMPTS)]
+def test_refusals_name_the_field(serve: Serve) -> None:
+    for path, body, field, words in REFUSED:
+        answer = serve.post(f"/v1/{path}", **body)
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == field and words in error["message"], error
+
+
+def disturb(serve: Serve, within: Within, victim: Callable[[], int], n: int) -> None:
+    """No text of n tokens changes: the encoder reads every prompt again, and the decoder goes on behind what it has put
+    out."""
+    wanted = [{"prompt": prompt, "max_tokens": n, "temperature": 0.8, "seed": i} for i, prompt in enumerate(PROMPTS)]
+    started = time.monotonic()
     undisturbed = [(stream.text, stream.n_tokens) for stream in run_all(serve, wanted, lambda: None)]
-    engine = serve.engine_pid
+    took, engine = time.monotonic() - started, serve.engine_pid
 
     def kill() -> None:
-        time.sleep(0.6)
-        os.kill(engine, signal.SIGKILL)
+        time.sleep(min(0.5 * took, 2.0))
+        os.kill(victim(), signal.SIGKILL)
 
     streams: list[Stream] = run_all(serve, wanted, kill)
     assert [stream.error for stream in streams] == [None] * len(wanted)
     assert [(stream.text, stream.n_tokens) for stream in streams] == undisturbed
-    assert within(30, lambda: replaced(serve, engine))
+    assert within(60, lambda: replaced(serve, engine))
+    assert serve.metric("orcaserve_engine_restarts_total") == 1
+    assert sum(stream.comments for stream in streams) > 0, "it was killed while they ran"
 
 
-def test_generate_and_cut_models_on_the_command_line(made: tuple[Any, Path]) -> None:
+def test_an_engine_is_killed_and_no_text_changes(serve: Serve, within: Within) -> None:
+    disturb(serve, within, lambda: serve.engine_pid, 300)
+
+
+def test_a_worker_is_killed_and_no_text_changes(
+    made: tuple[Any, Path], folder: Path, alive: Alive, within: Within
+) -> None:
+    """A shard of the second stage: all four are replaced."""
+    with serving(made[1], ("-pp", "2", "-tp", "2"), folder, alive, within) as serve:
+        pids = workers(serve.engine_pid)
+        assert sorted(pids) == ["s0r0", "s0r1", "s1r0", "s1r1"]
+        disturb(serve, within, lambda: pids["s1r1"], 100)
+        assert any("s1r1" in line and "SIGKILL" in line for line in serve.log), "".join(serve.log)
+        assert not set(pids.values()) & set(workers(serve.engine_pid).values())
+
+
+def test_generate_on_the_command_line_whole_and_cut(made: tuple[Any, Path]) -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         command = [
             sys.executable,
@@ -111,5 +132,8 @@ def test_generate_and_cut_models_on_the_command_line(made: tuple[Any, Path]) -> 
 
     plain = run("--max-tokens", "8", "--temperature", "0", "--ignore-eos")
     assert plain.returncode == 0 and plain.stdout, plain.stderr
-    cut = run("-pp", "2")
-    assert cut.returncode == 2 and "--pipeline-parallel-size: a model with an encoder is not cut" in cut.stderr
+    cut = run("--max-tokens", "8", "--temperature", "0", "--ignore-eos", "-tp", "2", "--layer-split", "1,2,2")
+    assert cut.returncode == 0 and cut.stdout == plain.stdout, cut.stderr
+    refused = run("-pp", "6")
+    words = "--pipeline-parallel-size: must be at most 5: the model has 2 layers in its encoder and 3 in its decoder"
+    assert refused.returncode == 2 and refused.stderr.splitlines()[-1] == f"orcaserve: {words}"

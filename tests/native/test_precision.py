@@ -44,7 +44,10 @@ def test_matrices_of_one_file() -> None:
     assert int4.format({"Q4_1", "Q4_0"}, 64) is Format.INT4
     assert int4.format({"Q8_0"}, 64) is Format.INT8, "four bits would lose what eight hold"
     assert int4.format({"Q4_1", "Q8_0"}, 64) is Format.INT8
-    assert int4.format({"F32"}, 48) is Format.INT8, "no whole number of blocks"
+    assert int4.format({"F16"}, 64) is Format.INT8, "who quantised the file left it, and four bits harm it most"
+    floats = choose_precision("auto", "int4", {"F32"})
+    assert floats.format({"F32"}, 64) is Format.INT4
+    assert floats.format({"F32"}, 48) is Format.INT8, "no whole number of blocks"
 
 
 def test_the_user_is_told_what_and_why() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orcaserve.core import BatchEntry, Increment, Phase, SamplingParams
-from orcaserve.scheduler.iteration_cost import FAR, PLAIN, IterationCost, Shape
+from orcaserve.scheduler.iteration_cost import FAR, PLAIN, WARM, IterationCost, Shape
 
 shapes = st.builds(
     lambda n, context, pieces: _shape(n, context, pieces),
@@ -119,3 +120,30 @@ def test_what_is_far_off_counts_as_not_so_far() -> None:
         cost.learn(Shape(8, 800), 10_000_000)
         other.learn(Shape(8, 800), round(FAR * 10_000))
     assert abs(cost.predict(Shape(8, 800)) - other.predict(Shape(8, 800))) < 100
+
+
+def test_what_seems_to_take_no_time_may_take_some() -> None:
+    """All shares of a shape at zero: there is nothing to hold what was measured against, and nothing to divide by."""
+    cost = IterationCost()
+    for _ in range(WARM):
+        cost.learn(Shape(0, 0, 100, 5050), 1_000)
+    cost._shares = [0.0] * 5
+    for _ in range(PLAIN):
+        cost.learn(Shape(1, 1), 1_000)
+    assert cost.predict(Shape(1, 1)) > 0
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_what_has_returned_is_learnt_after_the_next_choice(prepares: bool) -> None:
+    """Whether there was time for it before somebody asked, or not."""
+    cost, other = IterationCost(), IterationCost()
+    entries = [BatchEntry(1, Phase.INITIATION, [1] * 9, 0, SamplingParams())]
+    cost.returned(entries, 0.004)
+    cost.catch_up()
+    assert cost.predict(Shape.of(entries)) == 0, "the choice of the batch after it does not wait for it"
+    cost.chosen()
+    if prepares:
+        cost.catch_up()
+    other.learn(Shape.of(entries), 4000)
+    assert cost.predict(Shape.of(entries)) == other.predict(Shape.of(entries)) > 0
+    assert cost.most_fed == other.most_fed == 9

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import jsonschema
 import pytest
 
 import orcaserve
+from orcaserve.serving.error_codes import CODES
 from orcaserve.serving.fields import CHAT, COMPLETION
 from orcaserve.serving.limits import LIMITS
 from orcaserve.serving.openapi import ERRORS, document
@@ -69,8 +71,71 @@ def test_pages_are_of_the_document() -> None:
         assert f"| `{name}`" in text and f"<code>{name}</code>" in html
     for limit in LIMITS:
         assert not limit.of_requests or f"| {limit.what} | {limit.value} | {limit.past} |" in text
-    assert all(f"\n| {code} | " in text for code in ERRORS)
+    assert all(f"\n| {status} | " in text for status in ERRORS)
+    assert all(f"\n| `{code}` | " in text for code in CODES)
     assert "<script" not in html and "{" not in re.sub(r"<style>.*?</style>|<code>.*?</code>", "", html, flags=re.S)
+
+
+def told_fields() -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every parameter, field of a body, and member of a named object, with its schema."""
+    api = document()
+    for path, item in api["paths"].items():
+        for method, said in item.items():
+            for parameter in said.get("parameters", ()):
+                yield f"{method} {path}: {parameter['name']}", {**parameter["schema"], **parameter}
+            for content in said.get("requestBody", {}).get("content", {}).values():
+                yield from members(f"{method} {path}: ", content["schema"])
+            for content in said["responses"]["200"]["content"].values():
+                yield from members(f"{method} {path}: answer: ", content["schema"])
+    for name, schema in api["components"]["schemas"].items():
+        yield from members(f"{name}: ", schema)
+
+
+def members(prefix: str, schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for inner in schema.get("anyOf", ()):
+        yield from members(prefix, inner)
+    yield from members(prefix, schema["items"]) if "items" in schema else ()
+    for name, member in schema.get("properties", {}).items():
+        yield f"{prefix}{name}", member
+        yield from members(f"{prefix}{name}.", member)
+
+
+def test_every_field_says_what_it_means() -> None:
+    fields = list(told_fields())
+    assert len(fields) > 400
+    assert [name for name, schema in fields if "const" not in schema and not schema.get("description")] == []
+
+
+def codes_in_the_code() -> set[str]:
+    """What the endpoint gives errors as their codes, wherever it makes one."""
+    found: set[str] = set()
+    for path in (*(PACKAGE / "serving").rglob("*.py"), *(PACKAGE / "core").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call):
+                given = [word.value for word in node.keywords if word.arg == "code"]
+                position = CODE_AT.get(getattr(node.func, "id", ""))
+                given += node.args[position : position + 1] if position is not None else []
+            elif isinstance(node, ast.FunctionDef):
+                names = [argument.arg for argument in node.args.args][-len(node.args.defaults) :]
+                given = [value for name, value in zip(names, node.args.defaults, strict=False) if name == "code"]
+            else:
+                continue
+            found |= {
+                value.value for value in given if isinstance(value, ast.Constant) and isinstance(value.value, str)
+            }
+    return found
+
+
+CODE_AT = {"InvalidRequest": 2, "cls": 2, "_wrong": 1, "Overloaded": 1}  # its place among the arguments
+OF_THE_PROTOCOL = {"header_too_large", "bad_http"}  # by status, in http_protocol
+OF_LINES = {"invalid_line", "line_too_long", "too_many_requests", "empty_file"}  # of a batch: see BatchError
+
+
+def test_every_code_of_an_error_is_in_the_table() -> None:
+    assert codes_in_the_code() - OF_LINES == set(CODES) - OF_THE_PROTOCOL
+    lines = document()["components"]["schemas"]["BatchError"]["properties"]["code"]["description"]
+    assert all(code in lines for code in OF_LINES)
+    assert {status for code in CODES.values() for status in code.statuses} == set(ERRORS)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import transformers
+from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from orcaserve.core import CheckpointError, InvalidRequest, UnsupportedModel
 from orcaserve.text.gguf_tokenizer import PRE_TOKENIZERS, tokenizer_from_metadata
@@ -73,6 +73,29 @@ def test_qwen2_and_llama3_patterns(byte_level_metadata: dict[str, Any], sample_t
     )
     ours = tokenizer_from_metadata({**byte_level_metadata, "tokenizer.ggml.pre": "qwen2"})
     assert ours.encode(sample_text) == qwen.encode(sample_text)
+
+
+@pytest.mark.parametrize("name", ["gpt-4o", "tekken", "falcon3", "llama-bpe", "qwen2", "dbrx"])
+def test_patterns_are_those_of_transformers(name: str, sample_text: str) -> None:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    theirs = pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS[name]), behavior="isolated")
+    bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    expected = pre_tokenizers.Sequence([theirs, bytes_of])
+    for text in (sample_text, "HTMLParser's camelCase WON'T 1234 a/b\n\n// x"):
+        assert PRE_TOKENIZERS[name].build().pre_tokenize_str(text) == expected.pre_tokenize_str(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [
+        ("falcon", ["Hi", ',"', "ĠI", "'", "m", "Ġ", "123", "45", "!?"]),
+        ("bloom", ["Hi", ",", '"', "ĠI'm", "Ġ12345", "!?"]),
+    ],
+)
+def test_units_of_pre_tokenizers_that_transformers_knows_no_pattern_of(name: str, units: list[str]) -> None:
+    cut = PRE_TOKENIZERS[name].build().pre_tokenize_str("Hi,\" I'm 12345!?")
+    assert [unit for unit, _ in cut] == units
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
 
 from orcaserve.checkpoint.converted import WEIGHTS
 from orcaserve.config import EngineConfig, KVConfig, ModelConfig
@@ -21,6 +18,9 @@ from orcaserve.worker.backend import load_backend, settle_device
 from orcaserve.worker.native_backend import NativeBackend
 from orcaserve.worker.reference_backend import ReferenceBackend
 from orcaserve.worker.worker import Worker
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from family_cases import make
 
 
 def config(path: Path, kv: str = "auto", page_size: int = 16, **model: Any) -> EngineConfig:
@@ -86,16 +86,9 @@ def test_pages_that_the_kernels_cannot_read(tiny_model: Path) -> None:
 def test_heads_that_the_kernels_cannot_read(
     tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two heads of 6 instead of four of 8."""
-    settings = json.loads((tiny_model / "config.json").read_text())
-    settings |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 6}
-    (tmp_path / "config.json").write_text(json.dumps(settings))
-    tensors = load_file(tiny_model / "model.safetensors")
-    for name, tensor in tensors.items():
-        rows = {"q_proj": 12, "k_proj": 12, "v_proj": 12}.get(name.split(".")[-2], len(tensor))
-        columns = 12 if "o_proj" in name else None
-        tensors[name] = np.ascontiguousarray(tensor[:rows] if columns is None else tensor[:, :columns])
-    save_file(tensors, tmp_path / "model.safetensors")
+    """Of 6 dimensions, and with LayerNorms of their own, which zeros would change."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.7}
+    make("phi, norms", hidden_size=36, rope_parameters=rope).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"heads of 6 dimensions.*--device reference"):
         load_backend(config(tmp_path), 1)
     with caplog.at_level("WARNING", "orcaserve"):
@@ -108,7 +101,7 @@ def test_heads_that_the_kernels_cannot_read(
         ("--quantization", config(tmp_path, quantization="int8")),
         ("--kv-cache-dtype", config(tmp_path, kv="int8")),
     ):
-        with pytest.raises(ConfigError, match=f"{flag}: this model runs in PyTorch.*lack heads of 6"):
+        with pytest.raises(ConfigError, match=f"{flag}: this model runs in PyTorch.*lack norms of heads of 6"):
             settle_device(wants)
     monkeypatch.setattr("orcaserve.worker.backend.find_spec", lambda name: None)
     with pytest.raises(UnsupportedModel, match=r"runs in PyTorch, which is not here \(.*heads of 6.*pip install"):

@@ -69,3 +69,10 @@ def test_keys_of_long_texts_are_not_to_be_shared_where_they_depend_on_the_length
     rope = RopeSpec(8, 8, trained_length=50, kind=kind)
     spec = ModelSpec(16, 64, 12, 2, 4, 2, 8, 100, "rms", 1e-5, "silu", True, True, rope)
     assert facts.engine_facts(EngineConfig(ModelConfig(Path("x"), "x")), spec, 100).shareable == expected
+
+
+def test_the_machine_with_least_room_says_how_many_slots() -> None:
+    """One without any layer that has keys and values says nothing."""
+    spec = ModelSpec(16, 1024, 12, 2, 4, 2, 8, 100, "rms", 1e-5, "silu", True, True, None)
+    config = EngineConfig(ModelConfig(Path("x"), "x"))
+    assert facts.least_slots(config, spec, [(100, 10**12), (100, 6400 * 10), (0, 1)]) == 160

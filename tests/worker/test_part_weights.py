@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from orcaserve.checkpoint.converted import WEIGHTS
 from orcaserve.config import EngineConfig, ModelConfig, ParallelConfig
@@ -27,8 +29,11 @@ from orcaserve.native.packed_model import PackedFile, load_packed, save_packed
 from orcaserve.native.packing import PackedMatrix
 from orcaserve.native.precision import choose_precision
 from orcaserve.worker.part_weights import begin_loading
-from orcaserve.worker.plan import Plan
+from orcaserve.worker.plan import Plan, read_plan
 from orcaserve.worker.watching import runs_of_layers
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from family_cases import make
 
 CUTS = [(1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (3, 3)]
 
@@ -62,7 +67,7 @@ class _End:
 
 def plan_of(path: Path, p: int, t: int, quantization: str = "auto", **parallel: Any) -> tuple[ModelConfig, Plan]:
     config = ModelConfig(path, "cut", quantization=quantization)  # type: ignore[arg-type]
-    return config, Plan.read(EngineConfig(config, parallel=ParallelConfig(p, t, **parallel)))
+    return config, read_plan(EngineConfig(config, parallel=ParallelConfig(p, t, **parallel)))
 
 
 def load_parts(path: Path, p: int, t: int, quantization: str = "auto", **parallel: Any) -> list[NativePartWeights]:
@@ -87,8 +92,12 @@ def matrices_of(weights: Any) -> dict[str, PackedMatrix]:
     found = {
         f"{i}.{field}": getattr(layer, field)
         for i, layer in enumerate(weights.layers)
-        for field in ("qkv", "out", "up", "down")
+        for field in ("qkv", "out", "up", "down", "router")
+        if getattr(layer, field) is not None
     }
+    for i, layer in enumerate(weights.layers):
+        for e, expert in enumerate(layer.experts):
+            found |= {f"{i}.experts.{e}.up": expert.up, f"{i}.experts.{e}.down": expert.down}
     return found if weights.head is None else found | {"head": weights.head}
 
 
@@ -96,17 +105,18 @@ def shard_of(name: str, matrix: PackedMatrix, part: Part) -> PackedMatrix:
     """A shard cut out of the whole matrix by hand."""
     dim, spec = part.spec.head_dim, part.spec
     q, kv = (range(run.start * dim, run.stop * dim) for run in (part.heads, part.kv_heads))
-    if part.n_shards == 1:
+    if part.n_shards == 1 or name == "router":
         return matrix
     if name == "out":
         return cut_inputs(matrix, q)
-    if name == "down":
-        return cut_inputs(matrix, part.columns)
+    columns = part.expert_columns if "experts" in name else part.columns
+    if name.endswith("down"):
+        return cut_inputs(matrix, columns)
     if name == "qkv":
         starts = (0, spec.q_size, spec.q_size + spec.kv_size)
         runs = [range(s + run.start, s + run.stop) for s, run in zip(starts, (q, kv, kv), strict=True)]
         return cut_outputs(matrix, runs)
-    return cut_outputs(matrix, [part.vocabulary if name == "head" else part.columns])
+    return cut_outputs(matrix, [part.vocabulary if name == "head" else columns])
 
 
 def same_array(one: Any, other: Any) -> bool:
@@ -131,8 +141,9 @@ def are_cut_from(parts: Sequence[NativePartWeights], plan: Plan, whole: NativeWe
         part = plan.part(place)
         wanted = matrices_of(whole)
         for name, matrix in matrices_of(weights).items():
-            field = name.split(".")[-1]
-            key = name if field == "head" else f"{part.layers.start + int(name.split('.')[0])}.{field}"
+            layer, _, field = name.partition(".")
+            field = field or name
+            key = name if name == "head" else f"{part.layers.start + int(layer)}.{field}"
             same_matrix(matrix, shard_of(field, wanted[key], part))
 
 
@@ -158,6 +169,44 @@ def test_the_default_model_cut_has_the_exact_inputs_of_the_whole(
     assert n_exact > 1000 if quantization == "int8" else n_exact > 0
     _, plan = plan_of(default_model, p, t)
     are_cut_from(load_parts(default_model, p, t, quantization), plan, whole)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with outliers, whose middle layer has no experts. Shards cut experts within groups that share scales."""
+    folder = tmp_path_factory.mktemp("mixture")
+    heads = {"head_dim": 64, "num_attention_heads": 6, "num_key_value_heads": 3}
+    sizes = {"hidden_size": 192, "intermediate_size": 384, "moe_intermediate_size": 192}
+    model = make("qwen3_moe", num_hidden_layers=3, mlp_only_layers=[1], **heads, **sizes)
+    with torch.no_grad():
+        for i, (name, tensor) in enumerate(model.named_parameters()):
+            chosen = np.random.default_rng(i).permutation(192)[:9]
+            if "layernorm" in name:
+                tensor[chosen] *= 12
+            elif "gate_up_proj" in name:  # of `up`, the second half
+                tensor[:, 192 + chosen] *= 12
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("p", "t"), [(1, 2), (2, 1), (2, 2), (1, 3)])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_parts_of_a_mixture_are_cut_from_the_whole(
+    p: int, t: int, quantization: str, mixture: Path, tmp_path: Path
+) -> None:
+    """All experts of a layer have the same exact inputs of what they read, and own ones of what they make of it."""
+    whole = whole_of(mixture, quantization)
+    if quantization == "int8":
+        experts = [expert for layer in whole.layers for expert in layer.experts]
+        assert all(expert.up.exact is not None for expert in experts)
+        assert any(expert.down.exact is not None for expert in experts)
+        first, second = whole.layers[0].experts[:2]
+        assert first.up.exact and second.up.exact and same_array(first.up.exact.inputs, second.up.exact.inputs)
+    _, plan = plan_of(mixture, p, t)
+    are_cut_from(load_parts(mixture, p, t, quantization), plan, whole)
+    convert(mixture, tmp_path / "converted", "auto", quantization, n_threads=1)
+    _, plan = plan_of(tmp_path / "converted", p, t)
+    are_cut_from(load_parts(tmp_path / "converted", p, t), plan, whole)
 
 
 def test_layers_are_split_as_asked_for(outlier_model: Path) -> None:

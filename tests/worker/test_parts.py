@@ -16,7 +16,7 @@ from orcaserve.model.loader import ModelFiles
 from orcaserve.worker.among import ALONE, Among
 from orcaserve.worker.part_backend import PartBackend
 from orcaserve.worker.parts import RunsPart, free_memory, load_part
-from orcaserve.worker.plan import Plan
+from orcaserve.worker.plan import read_plan
 from orcaserve.worker.resources import available_memory
 
 pytest.importorskip("torch")
@@ -36,7 +36,7 @@ def load(config: EngineConfig, shard: int = 0, n_shards: int = 1) -> RunsPart:
     """Of the first stage of two."""
     parallel = ParallelConfig(2, n_shards, layer_split=(1, n_layers(config.model.path) - 1))
     config = replace(config, parallel=parallel)
-    return load_part(config, Plan.read(config), Place(0, shard, 2, n_shards), 1, ALONE)
+    return load_part(config, read_plan(config), Place(0, shard, 2, n_shards), 1, ALONE)
 
 
 def n_layers(path: Path) -> int:
@@ -122,4 +122,4 @@ def test_converted_models_are_the_cpus(tiny_model: Path, tmp_path: Path) -> None
     convert(tiny_model, tmp_path / "converted", "auto", "auto", n_threads=1)
     model = ModelConfig(tmp_path / "converted", "tiny", device="reference")
     with pytest.raises(ConfigError, match=r"^--device: a converted model is packed for the CPU's kernels"):
-        Plan.read(EngineConfig(model, parallel=ParallelConfig(2)))
+        read_plan(EngineConfig(model, parallel=ParallelConfig(2)))

@@ -15,7 +15,7 @@ from orcaserve.core import ConfigError
 from orcaserve.model.loader import ModelFiles
 from orcaserve.model.spec import ModelSpec
 from orcaserve.worker import plan
-from orcaserve.worker.plan import Plan, split_layers
+from orcaserve.worker.plan import Plan, read_plan, split_layers
 
 
 @pytest.fixture(scope="module")
@@ -115,12 +115,12 @@ def test_impossible(parallel: dict[str, object], name: str, spec: ModelSpec) -> 
 def test_without_torch(odd_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "find_spec", lambda name: None)
     config = EngineConfig(ModelConfig(odd_model, "odd"), parallel=ParallelConfig(2))
-    assert len(Plan.read(config).places) == 2
+    assert len(read_plan(config).places) == 2
     with pytest.raises(ConfigError, match=r"--pipeline-parallel-size.*pip install"):
-        Plan.read(replace(config, nodes=NodesConfig(2, "127.0.0.1:7000")))
+        read_plan(replace(config, nodes=NodesConfig(2, "127.0.0.1:7000")))
     monkeypatch.setattr(plan.memory, "AVAILABLE", False)
     with pytest.raises(ConfigError, match=r"--pipeline-parallel-size.*pip install"):
-        Plan.read(config)
+        read_plan(config)
 
 
 def test_settings_survive_their_way_to_a_worker(odd_model: Path) -> None:

@@ -74,6 +74,22 @@ class EncoderDecoderSpec:
         return 1 / math.sqrt(stack.head_dim) if self.attention_scale is None else self.attention_scale
 
     @property
+    def n_stacked(self) -> int:
+        """Layers of both stacks."""
+        return self.encoder.n_layers + self.decoder.n_layers
+
+    @property
+    def layer_weights(self) -> int:
+        """Of those matrices of one layer of the decoder through which each of its tokens goes: for the keys and values
+        of cross-attention only a source goes through some."""
+        mlp = (3 if self.gated else 2) * self.decoder.intermediate_size
+        return self.hidden_size * (6 * self.decoder.heads_size + mlp)
+
+    @property
+    def head_weights(self) -> int:
+        return self.hidden_size * self.vocab_size
+
+    @property
     def context_length(self) -> int:
         """Most tokens of one request, on both sides."""
         return self.source_length + self.output_length

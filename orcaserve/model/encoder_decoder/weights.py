@@ -35,7 +35,10 @@ class StackLayer(Generic[MatrixT, NormT]):
 
 @dataclass(frozen=True, slots=True)
 class Stack(Generic[MatrixT, NormT, TableT]):
-    """distances: [buckets, heads], of relative positions. What a model does not have is None."""
+    """distances: [buckets, heads], of relative positions. What a model, or a part of it, does not have is None.
+
+    In a part positions and embedding_norm are with the embedding, and the norm is with the stack's last layer.
+    """
 
     positions: TableT | None
     distances: TableT | None
@@ -46,10 +49,11 @@ class Stack(Generic[MatrixT, NormT, TableT]):
 
 @dataclass(frozen=True, slots=True)
 class EncoderDecoderWeights(Generic[MatrixT, NormT, TableT]):
-    """All weights of a model. head_bias: [vocabulary], or None."""
+    """All weights of a model, or those of a part: the embedding is with the first layers, the head with the last ones.
+    head_bias: [vocabulary], or None."""
 
-    embedding: TableT
+    embedding: TableT | None
     encoder: Stack[MatrixT, NormT, TableT]
     decoder: Stack[MatrixT, NormT, TableT]
-    head: MatrixT
+    head: MatrixT | None
     head_bias: Floats | None

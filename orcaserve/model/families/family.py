@@ -23,7 +23,7 @@ class Names:
     grouped: queries, keys and values are one matrix, in which every K/V head has its query heads, key and value.
     skipped_positions: rows of the positions' table before that of position 0.
     norm_offset: what is added to the stored weights of norms.
-    router: of the model's experts; `up` and `down` have {e} then, which is the expert's number.
+    router, expert_up, expert_down: of layers of experts; {e} is the expert's number.
     """
 
     embedding: str
@@ -50,6 +50,8 @@ class Names:
     skipped_positions: int = 0
     norm_offset: float = 0.0
     router: str = ""
+    expert_up: tuple[str, ...] = ()
+    expert_down: str = ""
 
 
 @dataclass(frozen=True, slots=True)

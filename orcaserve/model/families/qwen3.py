@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from orcaserve.model.families.family import GGUF_NAMES, Family
 from orcaserve.model.families.llama import LLAMA_NAMES, llama_spec, qwen2_windows
-from orcaserve.model.families.mixtral import with_experts
+from orcaserve.model.families.mixtral import EXPERTS_OF_GGUF, with_experts
 from orcaserve.model.families.settings import Settings
 from orcaserve.model.spec import ModelSpec
 
@@ -18,13 +18,16 @@ def _spec(settings: Settings) -> ModelSpec:
 
 def _moe(settings: Settings) -> ModelSpec:
     settings = settings.renamed(num_local_experts="num_experts")
-    settings.refuse("decoder_sparse_step", 1)
-    settings.refuse("mlp_only_layers", [])
-    spec = _spec(settings.without("num_local_experts"))
-    spec = with_experts(settings.with_defaults(num_local_experts=128, num_experts_per_tok=8), spec)
+    dense = _spec(settings.without("num_local_experts").with_defaults(intermediate_size=6144))
+    spec = with_experts(settings.with_defaults(num_local_experts=128, num_experts_per_tok=8), dense)
+    step, without = settings.size("decoder_sparse_step", 1), settings.layers("mlp_only_layers", spec.n_layers)
+    dense_layers = tuple(i for i in range(spec.n_layers) if i in without or (i + 1) % step)
+    if len(dense_layers) == spec.n_layers:
+        return dense
     return replace(
         spec,
-        intermediate_size=settings.size("moe_intermediate_size", 768),
+        dense_layers=dense_layers,
+        expert_size=settings.size("moe_intermediate_size", 768),
         shares_of_chosen=settings.flag("norm_topk_prob", False),
     )
 
@@ -43,13 +46,15 @@ QWEN3 = Family(
 QWEN3_MOE = Family(
     title="Qwen3-MoE",
     model_types=("qwen3_moe",),
+    architectures=("qwen3moe",),
     spec=_moe,
     safetensors=replace(
         _NAMES,
         router="mlp.gate",
-        up=("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj"),
-        down="mlp.experts.{e}.down_proj",
+        expert_up=("mlp.experts.{e}.gate_proj", "mlp.experts.{e}.up_proj"),
+        expert_down="mlp.experts.{e}.down_proj",
     ),
+    gguf=replace(EXPERTS_OF_GGUF, q_norm="attn_q_norm", k_norm="attn_k_norm"),
     example="Qwen/Qwen3-30B-A3B",
-    special="norms of queries and keys, head by head; experts in every layer",
+    special="norms of queries and keys, head by head; experts, but for layers that the config names",
 )

@@ -67,6 +67,14 @@ class Settings:
             raise CheckpointError(f"{self._where}: {key} must be a list of {count}")
         return value
 
+    def layers(self, key: str, n_layers: int) -> frozenset[int]:
+        """A list of numbers of layers, or nothing."""
+        value = self._values.get(key)
+        value = [] if value is None else value
+        if not isinstance(value, list) or not all(type(i) is int and 0 <= i < n_layers for i in value):
+            raise CheckpointError(f"{self._where}: {key} must be a list of integers from 0 to {n_layers - 1}")
+        return frozenset(value)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._present(key, default)
         if not isinstance(value, bool):

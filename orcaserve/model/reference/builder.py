@@ -31,6 +31,9 @@ class TorchBuilder:
         weight = torch.cat([self._tensor(part.floats()) for part in parts])
         return Linear(weight, None if biases is None else self._tensor(np.concatenate(biases)))
 
+    def router(self, rows: Parameter) -> Linear:
+        return self.matrix([rows], None)
+
     def table(self, rows: Parameter) -> Embedding:
         return Embedding(self._tensor(rows.floats()))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from orcaserve.model.spec import ACTIVATIONS, Activation, ModelSpec
+from orcaserve.model.weights import Expert
 
 FUNCTIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -61,20 +62,19 @@ def mlp(x: Tensor, up: Linear, down: Linear, activation: str, gated: bool) -> Te
     return down(act(gate) * value)
 
 
-def experts(x: Tensor, router: Linear, up: Linear, down: Linear, spec: ModelSpec) -> Tensor:
+def experts(x: Tensor, router: Linear, mlps: Sequence[Expert[Linear]], spec: ModelSpec) -> Tensor:
     """Each row's chosen MLPs, weighted: the rows of all requests that chose an expert go through it together.
 
-    x [N, hidden]; up and down hold all experts, one on top of the other. What experts give is added in the order of
-    their numbers, so that a row's sum does not depend on the rows beside it.
+    x [N, hidden]. What experts give is added in the order of their numbers, so that a row's sum does not depend on the
+    rows beside it.
     """
     shares, chosen = router(x).float().softmax(-1).topk(spec.n_chosen)
     if spec.shares_of_chosen:
         shares = shares / shares.sum(-1, keepdim=True)
-    ups, downs = up.weight.chunk(spec.n_experts), down.weight.chunk(spec.n_experts)
     out = torch.zeros_like(x)
     for expert in torch.unique(chosen).tolist():
         rows, place = (chosen == expert).nonzero(as_tuple=True)
-        own = mlp(x[rows], Linear(ups[expert]), Linear(downs[expert]), spec.activation, spec.gated)
+        own = mlp(x[rows], mlps[expert].up, mlps[expert].down, spec.activation, spec.gated)
         out[rows] += own * shares[rows, place, None].to(x.dtype)
     return out
 

@@ -112,9 +112,10 @@ class Transformer:
 
     def _mlp(self, layer: Layer[Linear, Norm], x: Tensor) -> Tensor:
         spec = self.spec
-        if layer.router is None:
-            return mlp(x, layer.up, layer.down, spec.activation, spec.gated)
-        return experts(x, layer.router, layer.up, layer.down, spec)
+        if layer.router is not None:
+            return experts(x, layer.router, layer.experts, spec)
+        assert layer.up is not None and layer.down is not None, "a layer without experts has an MLP"
+        return mlp(x, layer.up, layer.down, spec.activation, spec.gated)
 
     @torch.inference_mode()
     def head(self, states: Tensor, rows: Int32s) -> Tensor:

@@ -76,6 +76,9 @@ class SchedulingPolicy(ABC):
     def returned(self, batch: Batch, seconds: float) -> None:  # noqa: B027
         """The batch is back; the device took so long, or 0: nobody measured. Its requests are still as they were."""
 
+    def prepare(self) -> None:  # noqa: B027
+        """The next batches are under way: what would be done when somebody asks may be done now. No answer changes."""
+
     def seconds_to_begin(self, request: Request) -> float:
         """What the initiation of a request that waits would take, as far as the policy can tell; 0: it cannot."""
         return 0.0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 from orcaserve.core import Batch, Request, RequestState
 from orcaserve.scheduler.iteration_bound import IterationBound
 from orcaserve.scheduler.iteration_cost import IterationCost, Shape
@@ -22,7 +20,7 @@ class Lane:
 
     def __init__(self, order: Order) -> None:
         self.waiting = order
-        self.admitted: OrderedDict[int, Request] = OrderedDict()
+        self.admitted: dict[int, Request] = {}
 
     def ready(self) -> list[Request]:
         """Of the admitted (no more than the batches in flight have places), those who are in none of these."""
@@ -67,20 +65,27 @@ class ManyUsers(EvenBatches):
         self._front, self._back = Lane(foreground), Lane(background)
         self._bound, self._cost = bound, cost
         self._learns = bound is not None and bound.is_timed
+        self._feeds = False  # somebody chosen last is fed a piece, or cannot be fed
         self._makes_room = False  # the background is to give way as soon as those of it who are in flight return
         self._pieces: dict[int, int] = {}  # of the requests chosen last: input tokens of an initiation
+        self._settled: Selection | None = None  # the last one, if the next is the same unless somebody comes or leaves
 
     def added(self, request: Request) -> None:
+        self._settled = None
         self._lane(request).waiting.add(request)
         if request.terms.first_token is not None or request.terms.timeout is not None:
             self._learns = True
 
     def left(self, request: Request) -> None:
+        self._settled = None
         self._lane(request).leave(request)
 
     def returned(self, batch: Batch, seconds: float) -> None:
         if self._learns:
-            self._cost.learn(Shape.of(batch.entries), round(seconds * 1e6))
+            self._cost.returned(batch.entries, seconds)
+
+    def prepare(self) -> None:
+        self._cost.catch_up()
 
     def seconds_to_begin(self, request: Request) -> float:
         """Its initiation with nobody beside it, in one iteration: it will not take less."""
@@ -89,10 +94,21 @@ class ManyUsers(EvenBatches):
         return self._cost.predict(shape) * self._n_workers / 1e6
 
     def select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> Selection:
+        settled = self._settled
+        if settled is not None:
+            selection = Selection(settled.requests, settled.stop)
+        else:
+            selection = self._select(pool, ledger, max_bs)
+            self._settled = selection if self._settles(selection) else None
+        if self._learns and selection.requests:
+            self._cost.chosen()
+        return selection
+
+    def _select(self, pool: RequestPool, ledger: SlotLedger, max_bs: int) -> Selection:
         max_bs = self._share(pool, ledger, max_bs)
         selection = Selection([])
         self._pieces.clear()
-        self._makes_room = False
+        self._feeds = self._makes_room = False
         self._go_on(ledger, max_bs, selection)
         self._begin(self._front, ledger, max_bs, selection)
         if self._back.admitted and not self._makes_room:
@@ -100,6 +116,19 @@ class ManyUsers(EvenBatches):
         if selection.stop is Stop.NOBODY_WAITS and not selection.preempted:
             self._begin(self._back, ledger, max_bs, selection)
         return selection
+
+    def _settles(self, selection: Selection) -> bool:
+        """Whether the same will be chosen again and again until somebody comes or leaves: most iterations are such.
+        With one batch in flight, all increments by then, in which nobody can join; the background pauses by the tokens
+        of the others."""
+        return (
+            self._n_workers == 1
+            and (selection.stop is Stop.NOBODY_WAITS or selection.stop is Stop.BATCH_FULL)
+            and not selection.preempted
+            and not self._feeds
+            and not self._back.admitted
+            and bool(selection.requests)
+        )
 
     def piece(self, request: Request, n_left: int) -> int:
         return self._pieces.get(request.id, n_left)
@@ -122,13 +151,14 @@ class ManyUsers(EvenBatches):
 
     def _go_on(self, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
         """Those in front who have been admitted: all increments, and of initiations what the bound leaves."""
-        chosen = self._front.ready()[:max_bs]
+        chosen = self._front.ready()
+        if len(chosen) > max_bs:
+            del chosen[max_bs:]
         if self._bound is None:
             selection.requests = chosen
             return
         increments = [request for request in chosen if request.state is _INCREMENT]
-        context = ledger.used_by_all(increments) if self._bound.is_timed else 0
-        self._bound.open(len(increments), context)
+        self._bound.open(len(increments), lambda: sum(ledger.used_by_each(increments)))
         if len(increments) < len(chosen):
             chosen = [each for each in chosen if each.state is _INCREMENT or self._feed(each, ledger)]
         selection.requests = chosen
@@ -136,13 +166,15 @@ class ManyUsers(EvenBatches):
     def _begin(self, lane: Lane, ledger: SlotLedger, max_bs: int, selection: Selection) -> None:
         """Those who wait, as far as there are places, tokens and slots."""
         batch, bound = selection.requests, self._bound
-        while (request := lane.waiting.first()) is not None:
+        while lane.waiting:
             if len(batch) >= max_bs:
                 selection.stop = Stop.BATCH_FULL
                 return
             if bound is not None and bound.reached:
                 selection.stop = Stop.BOUND_REACHED
                 return
+            request = lane.waiting.first()
+            assert request is not None
             n = self.reservation(request)
             if not ledger.fits(request, n) and not (lane is self._front and self._give_way(request, ledger, selection)):
                 selection.stop, selection.n_lacking = Stop.SLOTS_LACK, ledger.lacking(request, n)
@@ -162,8 +194,7 @@ class ManyUsers(EvenBatches):
             return
         increments = [request for request in chosen if request.state is _INCREMENT]
         if alone:
-            context = ledger.used_by_all(increments) if bound.is_timed else 0
-            bound.open(len(increments), context)
+            bound.open(len(increments), lambda: sum(ledger.used_by_each(increments)))
         batch += [
             each
             for each in chosen
@@ -179,11 +210,13 @@ class ManyUsers(EvenBatches):
         if self._bound is None:
             return True
         if self._bound.reached:
+            self._feeds = True
             return False
         position = ledger.used_by(request.id)
         n_left = request.n_input + len(request.output) - position
         n = self._bound.grant(min(n_left, ledger.room(request.id)), position)
         self._pieces[request.id] = n
+        self._feeds = self._feeds or n < n_left
         return n > 0
 
     def _give_way(self, request: Request, ledger: SlotLedger, selection: Selection) -> bool:

@@ -48,14 +48,21 @@ CREATE: dict[str, Field] = {
             "required": ["anchor", "seconds"],
             "properties": {
                 "anchor": {"const": "created_at"},
-                "seconds": {"type": "integer", "minimum": MIN_EXPIRY, "maximum": MAX_EXPIRY},
+                "seconds": {
+                    "type": "integer",
+                    "minimum": MIN_EXPIRY,
+                    "maximum": MAX_EXPIRY,
+                    "description": "Counted from when each of these files is made.",
+                },
             },
         },
-        "When the files with its results are deleted.",
+        "When the files with its results are deleted; unless given, never.",
     ),
 }
 LIST: dict[str, Field] = {
-    "limit": Field({"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, f"{PAGE} unless given."),
+    "limit": Field(
+        {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, f"Most batches of the answer; {PAGE} unless given."
+    ),
     "after": Field({"type": "string"}, "The id after which the page begins. The latest batch is the first."),
 }
 

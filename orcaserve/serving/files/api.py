@@ -31,15 +31,20 @@ MAX_PAGE = 10_000
 
 FORM: dict[str, Field] = {
     "file": Field({"type": "string", "format": "binary"}, f"The file, of at most {MAX_FILE_BYTES} bytes."),
-    "purpose": Field({"type": "string", "enum": list(PURPOSES)}),
-    "expires_after[anchor]": Field({"type": "string", "enum": ["created_at"]}),
+    "purpose": Field({"type": "string", "enum": list(PURPOSES)}, "What the file is for: batch, the input of a batch."),
+    "expires_after[anchor]": Field(
+        {"type": "string", "enum": ["created_at"]}, "From when expires_after[seconds] count: the upload."
+    ),
     "expires_after[seconds]": Field(
-        {"type": "integer", "minimum": MIN_EXPIRY, "maximum": MAX_EXPIRY}, "The file is deleted then."
+        {"type": "integer", "minimum": MIN_EXPIRY, "maximum": MAX_EXPIRY},
+        "When the file is deleted; unless given, never.",
     ),
 }
 LIST: dict[str, Field] = {
-    "purpose": Field({"type": "string"}, "batch, or batch_output."),
-    "limit": Field({"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, f"{MAX_PAGE} unless given."),
+    "purpose": Field({"type": "string"}, "Only such files: batch (uploaded) or batch_output (results of batches)."),
+    "limit": Field(
+        {"type": "integer", "minimum": 1, "maximum": MAX_PAGE}, f"Most files of the answer; {MAX_PAGE} unless given."
+    ),
     "order": Field({"type": "string", "enum": ["asc", "desc"]}, "By time of creation; desc unless given."),
     "after": Field({"type": "string"}, "The id after which the page begins."),
 }

@@ -122,7 +122,8 @@ FAMILIES = (
     _counter("orcaserve_recomputed_tokens_total", "tokens computed once more for that",
              lambda m: m.total("n_recomputed")),
     _counter("orcaserve_iterations_total", "iterations of all engines", lambda m: m.total("iteration")),
-    _counter("orcaserve_scheduler_seconds_total", "time spent choosing batches", lambda m: m.scheduler_seconds),
+    _counter("orcaserve_scheduler_seconds_total", "time that the engine waited for a choice",
+             lambda m: m.scheduler_seconds),
     _counter("orcaserve_engine_restarts_total", "engines started in place of one that was lost",
              lambda m: m.engine_restarts),
     # How long it took.

@@ -12,15 +12,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orcaserve.core.errors import InvalidRequest
-from orcaserve.serving.fields import Field
+from orcaserve.serving.fields import Field, Schema
 from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange, encode_json
 from orcaserve.serving.json_body import parse_object
 from orcaserve.serving.protocols.tensors import DATATYPES, Tensor, read_tensors, write_bytes
-from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete, of_model
+from orcaserve.serving.protocols.translated import BUSY, ELSEWHERE, VERSION, check_name, complete, of_model
 from orcaserve.serving.protocols.triton import in_our_words
 from orcaserve.serving.reads import live, ready
 from orcaserve.serving.route import Operation, Route
+from orcaserve.serving.schema_parts import count, many, named, record, text, with_optional
 from orcaserve.serving.service import Service
 from orcaserve.serving.terms import HEADERS
 from orcaserve.version import __version__
@@ -182,17 +183,24 @@ _INPUT = {
     "type": "object",
     "required": ["name", "datatype", "shape"],
     "properties": {
-        "name": {"type": "string"},
-        "datatype": {"type": "string", "enum": list(DATATYPES)},
-        "shape": {"type": "array", "items": {"type": "integer", "minimum": 0}},
-        "data": {"type": "array", "items": {}},
-        "parameters": _TENSOR_PARAMETERS,
+        "name": {"type": "string", "description": f"{INPUT}, or a field of POST /v1/completions."},
+        "datatype": {"type": "string", "enum": list(DATATYPES), "description": "Of the elements; texts are BYTES."},
+        "shape": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0},
+            "description": "The tensor's dimensions: their product is the number of elements.",
+        },
+        "data": {"type": "array", "items": {}, "description": "The elements, flat or nested; unless they are bytes."},
+        "parameters": {**_TENSOR_PARAMETERS, "description": "binary_data_size: bytes of the elements behind the JSON."},
     },
 }
 _OUTPUT = {
     "type": "object",
     "required": ["name"],
-    "properties": {"name": {"type": "string"}, "parameters": _TENSOR_PARAMETERS},
+    "properties": {
+        "name": {"type": "string", "description": f"{OUTPUT}, the only one."},
+        "parameters": {**_TENSOR_PARAMETERS, "description": "binary_data: true for bytes in place of JSON."},
+    },
 }
 INFER: dict[str, Field] = {
     "id": Field({"type": "string"}, "A name for this request, which the answer repeats."),
@@ -202,25 +210,53 @@ INFER: dict[str, Field] = {
         "as JSON, or binary_data_size in `parameters` and the bytes behind the JSON, whose size the header "
         "Inference-Header-Content-Length then says.",
     ),
-    "outputs": Field({"type": "array", "items": _OUTPUT}, f"{OUTPUT}, with binary_data in its `parameters` as bytes."),
-    "parameters": Field({"type": "object"}, "Fields of POST /v1/completions; binary_data_output: the output as bytes."),
+    "outputs": Field({"type": "array", "items": _OUTPUT}, f"What to answer with: {OUTPUT}, as unless given."),
+    "parameters": Field(
+        {"type": "object"},
+        f"Fields of POST /v1/completions {ELSEWHERE}; binary_data_output: the output as bytes.",
+    ),
 }
-_TEXT = {"type": "string"}
-_TENSORS = {"type": "array", "items": {"type": "object"}}
+_NAME = text("The served model's name.")
+_VERSIONS = many({"type": "string"}, f"{VERSION}, the only one.")
 
 
-def _answer(*required: str, **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": list(required), "properties": properties}
+def _tensors(means: str) -> Schema:
+    return many({"type": "object"}, means)
 
 
-_MODEL = _answer("name", "versions", "platform", "inputs", "outputs", name=_TEXT, platform=_TEXT,
-                 versions={"type": "array", "items": _TEXT}, inputs=_TENSORS, outputs=_TENSORS)  # fmt: skip
-_CONFIG = _answer("name", "backend", "input", "output", name=_TEXT, backend=_TEXT, input=_TENSORS, output=_TENSORS)
-_SERVER = _answer("name", "version", "extensions", name=_TEXT, version=_TEXT,
-                  extensions={"type": "array", "items": _TEXT})  # fmt: skip
-_INFERRED = _answer("model_name", "model_version", "outputs", id=_TEXT, model_name=_TEXT, model_version=_TEXT,
-                    outputs=_TENSORS)  # fmt: skip
-_STATUS = _answer("status", status=_TEXT)
+_MODEL = record(
+    name=_NAME,
+    versions=_VERSIONS,
+    platform=text(f"{PLATFORM}."),
+    inputs=_tensors("Name, datatype and shape of each; all but the first may be left out."),
+    outputs=_tensors("Name, datatype and shape of the only one."),
+)
+_CONFIG = record(
+    name=_NAME,
+    platform=text(f"{PLATFORM}."),
+    backend=text(f"{PLATFORM}."),
+    max_batch_size=count("0: tensors have no dimension for batches."),
+    input=_tensors("Name, data_type and dims of each, and whether it is optional."),
+    output=_tensors("Name, data_type and dims of the only one."),
+    model_transaction_policy={"type": "object", "description": "decoupled is false: an answer for each request."},
+)
+_SERVER = record(
+    name=text("orcaserve."),
+    version=text("Of OrcaServe."),
+    extensions=many({"type": "string"}, "Those of the protocol."),
+)
+_INFERRED = with_optional(
+    record(
+        model_name=_NAME,
+        model_version=text(f"{VERSION}, the only one."),
+        outputs=_tensors(
+            f"{OUTPUT}: name, datatype, the shape of {INPUT}, and data; or binary_data_size in `parameters`: then the "
+            "body is application/octet-stream, with the elements behind the JSON."
+        ),
+    ),
+    id=text("As it was given."),
+)
+_STATUS = named("Status")
 
 
 _of_model = partial(of_model, TAG, "/v2/models/{model}")

@@ -20,6 +20,7 @@ from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange
 from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete, of_model
 from orcaserve.serving.protocols.triton import in_our_words
+from orcaserve.serving.schema_parts import many, record, text, with_optional, word
 from orcaserve.serving.service import Service
 from orcaserve.serving.terms import HEADERS
 
@@ -145,18 +146,29 @@ async def _metadata(app: App, exchange: Exchange) -> None:
     await exchange.send_json(200, {"model_spec": spec, "metadata": definition})
 
 
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-_PREDICTED = {"type": "object", "properties": {"predictions": _TEXTS, "outputs": _TEXTS}}
-_STATUSES = {
-    "type": "object",
-    "required": ["model_version_status"],
-    "properties": {"model_version_status": {"type": "array", "items": {"type": "object"}}},
-}
-_METADATA = {
-    "type": "object",
-    "required": ["model_spec", "metadata"],
-    "properties": {"model_spec": {"type": "object"}, "metadata": {"type": "object"}},
-}
+_PREDICTED = with_optional(
+    record(),
+    predictions=many({"type": "string"}, "To instances: what the model wrote, for each of them."),
+    outputs=many({"type": "string"}, "To inputs: likewise."),
+)
+_STATUSES = record(
+    model_version_status=many(
+        record(
+            version=text(f"{VERSION}, the only one."),
+            state=word("LOADING: no request can be served now.", "AVAILABLE", "LOADING"),
+            status=record(
+                "Why.",
+                error_code=word("UNAVAILABLE with LOADING.", "OK", "UNAVAILABLE"),
+                error_message=text("What is the matter; empty with OK."),
+            ),
+        ),
+        "One entry.",
+    )
+)
+_METADATA = record(
+    model_spec={"type": "object", "description": "name, and version."},
+    metadata={"type": "object", "description": f"signature_def: of {SIGNATURE}, with {INPUT} and {OUTPUT}."},
+)
 
 
 _of_model = partial(of_model, TAG, "/tfs/v1/models/{model}")

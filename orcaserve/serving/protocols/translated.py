@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.completions import completions
-from orcaserve.serving.fields import COMPLETION
 from orcaserve.serving.http import Answer, Exchange, Message, encode_json
 from orcaserve.serving.route import Handle, Operation, Route
 from orcaserve.serving.service import Service
@@ -22,6 +20,7 @@ from orcaserve.serving.terms import headers_of_terms
 BUSY = (429, 504)  # what whoever generates text may answer beside other errors
 VERSION = "1"  # of the served model: there is one
 # What a completion's answer has a place for, and the answers of the other protocols have not.
+ELSEWHERE = "other than n, logprobs, return_token_ids and stream_options"
 NO_PLACE = ("model", "prompt", "stream_options", "logprobs", "prompt_logprobs", "top_logprobs", "return_token_ids")
 Whole = Callable[[Exchange, Mapping[str, Any]], Awaitable[None]]
 """Writes the whole answer, of a completion's."""
@@ -75,15 +74,6 @@ def complete(
     answer = completions(inner, service, body)
     exchange.name_ignored([*(ignored or ()), *inner.ignored])
     return answer
-
-
-def parameter_fields() -> dict[str, Any]:
-    """The fields of a completion that the other protocols take as parameters."""
-    return {
-        name: field if name != "stream" else replace(field, text="Only where the path answers with events.")
-        for name, field in COMPLETION.items()
-        if name not in NO_PLACE
-    }
 
 
 class _Translating:

@@ -14,8 +14,9 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import Field
 from orcaserve.serving.handlers import acting
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.protocols.translated import BUSY, VERSION, check_name, complete
+from orcaserve.serving.protocols.translated import BUSY, ELSEWHERE, VERSION, check_name, complete
 from orcaserve.serving.route import Operation, Route
+from orcaserve.serving.schema_parts import record, text, with_optional
 from orcaserve.serving.service import Service
 from orcaserve.serving.terms import HEADERS
 
@@ -26,8 +27,8 @@ GENERATE: dict[str, Field] = {
     "id": Field({"type": "string"}, "A name for this request, which the answer repeats."),
     "parameters": Field(
         {"type": "object", "additionalProperties": True},
-        "Fields of POST /v1/completions, such as max_tokens and temperature; also stop_words for stop, random_seed for "
-        "seed, and exclude_input_in_output (false repeats the prompt). They may stand beside text_input as well.",
+        f"Fields of POST /v1/completions {ELSEWHERE}; also stop_words for stop, random_seed for seed, and "
+        "exclude_input_in_output (false repeats the prompt). They may stand beside text_input as well.",
     ),
 }
 
@@ -87,11 +88,14 @@ def in_our_words(given: list[tuple[str, Any]]) -> dict[str, Any]:
     return parameters
 
 
-_ANSWER = {
-    "type": "object",
-    "required": ["model_name", "model_version", "text_output"],
-    "properties": {name: {"type": "string"} for name in ("id", "model_name", "model_version", "text_output")},
-}
+_ANSWER = with_optional(
+    record(
+        model_name=text("The served model's name."),
+        model_version=text(f"{VERSION}, the only one."),
+        text_output=text("What the model wrote."),
+    ),
+    id=text("As it was given."),
+)
 _STREAM = "Each event is an object as of `generate`, with the text that has come since the one before; no `[DONE]`."
 
 
