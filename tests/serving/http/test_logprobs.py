@@ -308,7 +308,7 @@ def check_prompt(server: Any, told: list[Any], ids: list[int], told_of: Any, n_t
 
 
 def test_an_echo_and_prompt_logprobs_each_tell_what_was_asked_of_them(server: Any, told_of: Any) -> None:
-    body = {"prompt": [5, 300, 7], "max_tokens": 2, "echo": True}
+    body = {"prompt": [5, 300, 7], "max_tokens": 2, "echo": True, "seed": 5}
     for n_echoed, n_top in ((1, 4), (4, 1)):
         (choice,) = choices(server, **body, logprobs=n_echoed, prompt_logprobs=n_top)
         check_prompt(server, choice.pop("prompt_logprobs"), [5, 300, 7], told_of, n_top)
