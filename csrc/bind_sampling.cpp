@@ -46,29 +46,36 @@ class BoundSampler {
         throw std::invalid_argument("no token can be taken back of request " + std::to_string(id));
   }
 
+  // rows: of the logits, each request's; empty: there are as many as requests. masks, n_top: of the requests at these
+  // places.
   nb::tuple sample(const Logits& logits, const std::vector<int64_t>& request_ids,
-                   const std::vector<std::pair<int, Mask>>& masks, const std::vector<std::pair<int, int>>& n_top) {
-    const size_t n = request_ids.size();
-    if (logits.shape(0) != n) throw std::invalid_argument("there must be a row of logits per request");
+                   const std::vector<std::pair<int, Mask>>& masks, const std::vector<std::pair<int, int>>& n_top,
+                   const std::vector<int>& rows) {
+    const size_t n = request_ids.size(), n_rows = rows.empty() ? n : rows.size();
+    if (n_rows != n || (rows.empty() && logits.shape(0) != n))
+      throw std::invalid_argument("there must be a row of logits per request");
     const size_t vocab = logits.shape(1);
     wishes_.assign(n, {});
     logprobs_.resize(n_top.size());
     for (size_t i = 0; i < n; ++i) {
       if (!sampler_.knows(request_ids[i])) throw nb::key_error(std::to_string(request_ids[i]).c_str());
       wishes_[i].request_id = request_ids[i];
+      wishes_[i].row = rows.empty() ? static_cast<int>(i) : rows[i];
+      if (wishes_[i].row < 0 || static_cast<size_t>(wishes_[i].row) >= logits.shape(0))
+        throw std::invalid_argument("there is no such row of logits");
     }
-    for (const auto& [row, mask] : masks) {
+    for (const auto& [place, mask] : masks) {
       if (mask.size() != (vocab + 31) / 32)
         throw std::invalid_argument("a mask must have a bit per token of the vocabulary");
-      wishes_.at(static_cast<size_t>(row)).mask = mask.data();
+      wishes_.at(static_cast<size_t>(place)).mask = mask.data();
     }
     for (size_t i = 0; i < n_top.size(); ++i) {
-      const auto [row, count] = n_top[i];
+      const auto [place, count] = n_top[i];
       if (count < 0 || count > orcaserve::kMaxTopLogprobs)
         throw std::invalid_argument("logprobs are given of 0 to " + std::to_string(orcaserve::kMaxTopLogprobs) +
                                     " tokens");
       logprobs_[i].n_top = count;
-      wishes_.at(static_cast<size_t>(row)).logprobs = &logprobs_[i];
+      wishes_.at(static_cast<size_t>(place)).logprobs = &logprobs_[i];
     }
     tokens_.resize(n);
     outcomes_.resize(n);
@@ -81,7 +88,7 @@ class BoundSampler {
   }
 
  private:
-  // Pairs (row, outcome) of those that failed.
+  // Pairs (place, outcome) of those that failed.
   nb::list failures() const {
     nb::list failed;
     for (size_t i = 0; i < outcomes_.size(); ++i)
@@ -90,14 +97,14 @@ class BoundSampler {
     return failed;
   }
 
-  // Tuples (row, logprob, rank, ids of the best, their logprobs) of those that were asked for and did not fail.
+  // Tuples (place, logprob, rank, ids of the best, their logprobs) of those that were asked for and did not fail.
   nb::list described(const std::vector<std::pair<int, int>>& n_top) const {
     nb::list all;
     for (size_t i = 0; i < n_top.size(); ++i) {
       const orcaserve::TokenLogprobs& l = logprobs_[i];
-      const int row = n_top[i].first;
-      if (outcomes_[static_cast<size_t>(row)] != orcaserve::SampleOutcome::kOk) continue;
-      all.append(nb::make_tuple(row, l.logprob, l.rank, Ids(l.top_ids, l.top_ids + l.n_top),
+      const int place = n_top[i].first;
+      if (outcomes_[static_cast<size_t>(place)] != orcaserve::SampleOutcome::kOk) continue;
+      all.append(nb::make_tuple(place, l.logprob, l.rank, Ids(l.top_ids, l.top_ids + l.n_top),
                                 std::vector<float>(l.top_logprobs, l.top_logprobs + l.n_top)));
     }
     return all;
@@ -123,5 +130,5 @@ void bind_sampling(nb::module_& m) {
       .def("drop", &BoundSampler::drop, "request_ids"_a)
       .def("take_back", &BoundSampler::take_back, "request_ids"_a)
       .def("sample", &BoundSampler::sample, "logits"_a.noconvert(), "request_ids"_a,
-           "masks"_a.noconvert(), "n_top"_a);
+           "masks"_a.noconvert(), "n_top"_a, "rows"_a);
 }

@@ -87,6 +87,7 @@ SampleRow Sampler::State::row(const SampleWish& wish, float* logits) const {
   row.excluded = settings.stop_ids.data();
   row.n_excluded = n_output < settings.min_tokens ? size(settings.stop_ids) : 0;
   row.mask = wish.mask;
+  row.again = again;
   row.logprobs = wish.logprobs;
   return row;
 }
@@ -100,7 +101,7 @@ void Sampler::sample(float* logits, int n, int vocab, const SampleWish* wishes, 
     tokens[i] = 0;
     outcomes[i] = SampleOutcome::kOutsideVocabulary;
     if (state.settings.largest_id >= vocab) continue;
-    rows_.push_back(state.row(wishes[i], logits + static_cast<int64_t>(i) * vocab));
+    rows_.push_back(state.row(wishes[i], logits + static_cast<int64_t>(wishes[i].row) * vocab));
     sampled_.emplace_back(i, &state);
   }
   if (rows_.empty()) return;

@@ -32,6 +32,7 @@ struct SamplingSettings {
 // One request's part of a call.
 struct SampleWish {
   int64_t request_id;
+  int row;                  // of the logits
   const uint32_t* mask;     // allowed tokens, or null
   TokenLogprobs* logprobs;  // or null
 };
@@ -55,8 +56,9 @@ class Sampler {
 
   bool knows(int64_t request_id) const { return states_.count(request_id) > 0; }
 
-  // logits [n, vocab], overwritten where there is a mask, a penalty, a bias or an exclusion; a token and an outcome per
-  // row. The token of a row that is not kOk is 0 and means nothing. Every request must be known.
+  // logits [.., vocab], of which each of n wishes has a row of its own, overwritten where there is a mask, a penalty, a
+  // bias or an exclusion; a token and an outcome per wish. The token of one that is not kOk is 0 and means nothing. Every
+  // request must be known.
   void sample(float* logits, int n, int vocab, const SampleWish* wishes, int32_t* tokens, SampleOutcome* outcomes,
               Team& team);
 

@@ -227,11 +227,63 @@ void describe_token(const Row& r, const float* raw, double log_mass, int32_t tok
   l.logprob = static_cast<float>(static_cast<double>(raw[token]) - log_mass);
 }
 
+constexpr int kFew = 1024;
+
+// Whether only the few tokens that the mask allows need to be looked at: all numbers of the row are known to be finite,
+// and nothing but the mask changes them.
+bool is_among_few(const SampleRow& s, int vocab) {
+  if (!s.again || !s.mask || s.logprobs || s.n_seen | s.n_counted | s.n_bias | s.n_excluded) return false;
+  if (s.temperature > 0 && (s.top_k > 0 || s.top_p < 1 || s.min_p > 0)) return false;
+  int n = 0;
+  for (int word = 0; word < (vocab + 31) / 32 && n <= kFew; ++word) n += __builtin_popcount(s.mask[word]);
+  return n <= kFew;
+}
+
+// The ids that a mask allows, ascending, with their logits in m.x.
+int collect_few(Scratch& m, const uint32_t* mask) {
+  const Row& r = m.row;
+  int n = 0;
+  for (int word = 0; word < (r.n + 31) / 32; ++word) {
+    for (uint32_t bits = mask[word]; bits; bits &= bits - 1) {
+      const int id = word * 32 + __builtin_ctz(bits);
+      if (id >= r.n) break;
+      m.order.all.id[n] = id;
+      m.x[n++] = r.x[id];
+    }
+  }
+  return n;
+}
+
+// The best of n collected tokens, or one draw from them.
+int32_t choose_from_few(Scratch& m, const SampleRow& s, int n) {
+  const int32_t* ids = m.order.all.id;
+  int best = 0;
+  for (int i = 1; i < n; ++i)
+    if (m.x[i] > m.x[best]) best = i;
+  if (s.temperature == 0) return ids[best];
+  const Vec top = splat(m.x[best]), t = splat(s.temperature);
+  float* weights = m.order.all.weight;
+  for (int i = n; i % kLanes; ++i) m.x[i] = kMinusInfinity;
+  for (int i = 0; i < n; i += kLanes) store(weights + i, weight(distance(load(m.x + i), top, t)));
+  double total = 0, mass = 0;
+  for (int i = 0; i < n; ++i) total += static_cast<double>(weights[i]);
+  const double share = s.uniform * total, most = below(total), target = share < most ? share : most;
+  for (int i = 0; i < n; ++i)
+    if ((mass += static_cast<double>(weights[i])) > target) return ids[i];
+  return ids[best];
+}
+
 // The mask goes before all else.
 void sample_row(SampleRow& s, int vocab, uint8_t* piece) {
   Scratch m = lay_out(piece, s.logits, vocab);
   Row& r = m.row;
   s.token = 0;
+  if (is_among_few(s, vocab)) {
+    const int n = collect_few(m, s.mask);
+    s.status = n ? SampleStatus::kOk : SampleStatus::kAllExcluded;
+    if (n) s.token = choose_from_few(m, s, n);
+    return;
+  }
   s.status = SampleStatus::kNotANumber;
   if (!scan(r)) return;
   double log_mass = 0;
@@ -275,6 +327,7 @@ int64_t work_of(const SampleCall& call) {
   int64_t work = 0;
   for (int i = 0; i < call.n_rows; ++i) {
     const SampleRow& s = call.rows[i];
+    if (is_among_few(s, call.vocab)) continue;
     const bool weighs = s.temperature > 0 && s.top_k == 0 && (s.top_p < 1 || s.min_p == 0);
     work += int64_t{call.vocab} * (weighs || s.logprobs ? 4 : 1);
   }

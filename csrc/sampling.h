@@ -47,6 +47,7 @@ struct SampleRow {
   const int32_t* excluded;
   int64_t n_excluded;
   const uint32_t* mask;  // bit i % 32 of word i / 32: token i is allowed; null: all are
+  bool again;            // a token was chosen from this row before: it holds numbers only
 
   TokenLogprobs* logprobs;  // null: not asked for
 

@@ -69,7 +69,9 @@ std::unique_ptr<Wish> make_wish(Random& random, int vocab) {
   if (often()) wish->excluded = some_ids(random, vocab, 5);
   if (often()) {
     wish->mask.resize(static_cast<size_t>(vocab + 31) / 32);
-    for (uint32_t& word : wish->mask) word = static_cast<uint32_t>(random.bits() | random.bits());
+    const bool few = often();
+    for (uint32_t& word : wish->mask) word = few && random.below(8) ? 0 : static_cast<uint32_t>(random.bits() | random.bits());
+    row.again = often();
   }
   if (often()) row.logprobs = &wish->logprobs;
   wish->logprobs.n_top = random.below(kMaxTopLogprobs + 1);
@@ -194,6 +196,7 @@ void odd_rows() {
   for (float odd : {NAN, INFINITY, -INFINITY}) {
     wishes.push_back(make_wish(random, 151));
     wishes.back()->logits[150] = odd;
+    wishes.back()->row.again = false;
   }
   Team team(2);
   for (const auto& answer : sample(wishes, 151, team))
@@ -235,7 +238,7 @@ std::vector<std::vector<int32_t>> tokens_of(const std::vector<int64_t>& requests
       Random random(static_cast<uint64_t>(1000 * id + step));
       random.fill(row, 2.0);
       logits.insert(logits.end(), row.begin(), row.end());
-      wishes.push_back({id, nullptr, nullptr});
+      wishes.push_back({id, static_cast<int>(wishes.size()), nullptr, nullptr});
     }
     std::vector<int32_t> tokens(requests.size());
     std::vector<SampleOutcome> outcomes(requests.size());

@@ -106,6 +106,7 @@ class Sampler:
         request_ids: Sequence[int],
         masks: Sequence[tuple[int, NDArray[np.uint32]]],
         n_top: Sequence[tuple[int, int]],
+        rows: Sequence[int],
     ) -> tuple[list[int], list[tuple[int, int]], list[tuple[Any, ...]]]: ...
 
 class Mailbox:

@@ -76,13 +76,6 @@ class Sampler:
         for request_id in ids:
             self._params.pop(request_id, None)
 
-    def take_back(self, request_ids: Sequence[int]) -> None:
-        """The last tokens of these requests were not to be: the next call chooses them, by other random numbers.
-
-        Raises ValueError for requests with penalties.
-        """
-        self._native.take_back(request_ids)
-
     def sample(
         self, logits: NDArray[np.float32], request_ids: Sequence[int], masks: Masks | None = None
     ) -> tuple[list[int], dict[int, str]]:
@@ -95,8 +88,8 @@ class Sampler:
         token i. Requests without one may get any token; masks of others than `request_ids` are not looked at.
         Raises KeyError for a request that was not admitted.
         """
-        tokens, failures, _ = self._native.sample(logits, request_ids, _by_row(masks, request_ids), [])
-        return tokens, self._failures(failures, request_ids, logits) if failures else {}
+        tokens, failures, _ = self.sample_with_logprobs(logits, request_ids, {}, masks)
+        return tokens, failures
 
     def sample_with_logprobs(
         self,
@@ -109,10 +102,40 @@ class Sampler:
 
         A request that cannot go on has none.
         """
-        wanted = _by_row(n_top, request_ids)
-        tokens, failures, described = self._native.sample(logits, request_ids, _by_row(masks, request_ids), wanted)
-        logprobs = {request_ids[row]: TokenLogprobs(*rest) for row, *rest in described}
-        return tokens, self._failures(failures, request_ids, logits), logprobs
+        return self._sample(logits, request_ids, (), n_top, masks)
+
+    def choose_again(
+        self,
+        logits: NDArray[np.float32],
+        request_ids: Sequence[int],
+        rows: Sequence[int],
+        n_top: Mapping[int, int],
+        masks: Masks,
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
+        """The tokens that these requests got last were not to be: choose others, by other random numbers.
+
+        logits: those of before. rows: which of them are the requests'; at least one. The rest is as in
+        `sample_with_logprobs`. Raises ValueError for requests with penalties.
+        """
+        self._native.take_back(request_ids)
+        return self._sample(logits, request_ids, rows, n_top, masks)
+
+    def _sample(
+        self,
+        logits: NDArray[np.float32],
+        request_ids: Sequence[int],
+        rows: Sequence[int],
+        n_top: Mapping[int, int],
+        masks: Masks | None,
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
+        tokens, failures, described = self._native.sample(
+            logits, request_ids, _placed(masks, request_ids), _placed(n_top, request_ids), rows
+        )
+        explained = {
+            request_ids[place]: self._explain(outcome, request_ids[place], logits.shape[1])
+            for place, outcome in failures
+        }
+        return tokens, explained, {request_ids[place]: TokenLogprobs(*rest) for place, *rest in described}
 
     def score(
         self, logits: NDArray[np.float32], tokens: Sequence[int], n_top: Sequence[int]
@@ -125,19 +148,12 @@ class Sampler:
         masks = np.zeros((len(tokens), -(-logits.shape[1] // 32)), np.uint32)  # a choice among one
         masks[rows, ids // 32] = np.uint32(1) << (ids % 32).astype(np.uint32)
         _, _, described = self._native.sample(
-            logits, [_SCORED] * len(tokens), list(enumerate(masks)), list(enumerate(n_top))
+            logits, [_SCORED] * len(tokens), list(enumerate(masks)), list(enumerate(n_top)), []
         )
         scored: list[TokenLogprobs | None] = [None] * len(tokens)
         for row, *rest in described:
             scored[row] = TokenLogprobs(*rest)
         return scored
-
-    def _failures(
-        self, failures: list[tuple[int, int]], request_ids: Sequence[int], logits: NDArray[np.float32]
-    ) -> dict[int, str]:
-        return {
-            request_ids[row]: self._explain(outcome, request_ids[row], logits.shape[1]) for row, outcome in failures
-        }
 
     def _explain(self, outcome: int, request_id: int, vocab_size: int) -> str:
         if outcome == _NOT_A_NUMBER:
@@ -152,7 +168,7 @@ class Sampler:
         raise AssertionError("the ids that a request names were found outside the vocabulary and inside it")
 
 
-def _by_row(values: Mapping[int, _T] | None, request_ids: Sequence[int]) -> list[tuple[int, _T]]:
+def _placed(values: Mapping[int, _T] | None, request_ids: Sequence[int]) -> list[tuple[int, _T]]:
     if not values:
         return []
-    return [(row, values[request_id]) for row, request_id in enumerate(request_ids) if request_id in values]
+    return [(place, values[request_id]) for place, request_id in enumerate(request_ids) if request_id in values]

@@ -13,12 +13,13 @@ from orcaserve.serving.conversation import ChatEncoder, read_conversation
 from orcaserve.serving.fields import CHAT, check_fields, flag, without_effect
 from orcaserve.serving.generation import NOTHING, Extras, Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.logprobs import ChatLogprobs, LogprobsStyle
+from orcaserve.serving.logprobs import ChatLogprobs, LogprobsStyle, PromptLogprobs
 from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.params import (
     StreamOptions,
     chat_logprobs,
     max_tokens_field,
+    prompt_logprobs,
     sampling_params,
     stream_options,
 )
@@ -39,7 +40,7 @@ class ChatShape(Shape):
     kind = "chat.completion"
     event_kind = "chat.completion.chunk"
 
-    ids_of_prompt_outside = True
+    prompt_outside = True
 
     def __init__(
         self,
@@ -48,9 +49,10 @@ class ChatShape(Shape):
         options: StreamOptions,
         style: LogprobsStyle | None = None,
         return_ids: bool = False,
+        prompt_style: PromptLogprobs | None = None,
         reading: CallReading | None = None,
     ) -> None:
-        super().__init__(answer_id, model, options, style, return_ids)
+        super().__init__(answer_id, model, options, style, return_ids, prompt_style)
         self._reading = reading
         self._begun: dict[int, StreamedCalls | None] = {}
 
@@ -95,15 +97,16 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
     params = sampling_params(body, MAX_TOKENS_LIMIT)
     terms = read_terms(exchange, body)
     logprobs, ids_too = chat_logprobs(body), flag(body, "return_token_ids")
-    if logprobs is not None:
-        params = replace(params, logprobs=logprobs)
+    of_prompt = prompt_logprobs(body, options.stream)
+    if logprobs is not None or of_prompt is not None:
+        params = replace(params, logprobs=logprobs, prompt_logprobs=of_prompt)
     use = read_tools(body)
     conversation = read_conversation(body, use.tools if use else ())
     encoder = service.chat_encoder(body.get("chat_template"), use is not None)
     ids = encoder.encode(conversation, service.facts.longest_prompt)
     if max_tokens_field(body) is None:
         params = replace(params, max_tokens=service.default_max_tokens(len(ids)))
-    text_options = TextOptions(marked=logprobs is not None or ids_too)
+    text_options = TextOptions(marked=logprobs is not None or ids_too or of_prompt is not None)
     reading, asks_for_grammar = None, grammar_field(body)
     if use is not None:
         form = call_format(encoder, service.call_parser)
@@ -119,7 +122,8 @@ def chat_completions(exchange: Exchange, service: Service, body: Mapping[str, An
         field = {"prompt": "messages", "max_tokens": max_tokens_field(body) or "messages"}.get(error.field or "")
         raise InvalidRequest(field or error.field, error.message, error.code, error.status) from error
     style = None if logprobs is None else ChatLogprobs(service.tokenizer, logprobs)
-    shape = ChatShape(exchange.id, served.name, options, style, ids_too, reading)
+    prompt_style = None if of_prompt is None else PromptLogprobs(service.tokenizer, of_prompt)
+    shape = ChatShape(exchange.id, served.name, options, style, ids_too, prompt_style, reading)
     return lambda: run_plan(exchange, service, plan, shape, options)
 
 

@@ -11,12 +11,13 @@ from orcaserve.core.errors import InvalidRequest
 from orcaserve.serving.fields import COMPLETION, check_fields, flag
 from orcaserve.serving.generation import NOTHING, Extras, Shape, run_plan
 from orcaserve.serving.http import Answer, Exchange
-from orcaserve.serving.logprobs import LegacyLogprobs
+from orcaserve.serving.logprobs import LegacyLogprobs, PromptLogprobs
 from orcaserve.serving.marked_text import TextOptions
 from orcaserve.serving.params import (
     best_of,
     legacy_logprobs,
     max_tokens_field,
+    prompt_logprobs,
     sampling_params,
     stream_options,
 )
@@ -54,6 +55,8 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
     if (n_each := best_of(body, n, options.stream)) > n or logprobs is not None:
         told = logprobs or 0  # those of the tokens themselves are what choices are compared by
         params = replace(params, n=n_each, logprobs=told, prompt_logprobs=logprobs if echo else None)
+    if (of_prompt := prompt_logprobs(body, options.stream)) is not None:
+        params = replace(params, prompt_logprobs=max(of_prompt, params.prompt_logprobs or 0))
     prompts = read_prompts(body.get("prompt"), service.facts.vocab_size)
     if len(prompts) * params.n > MAX_ALL_CHOICES:
         field = "n" if params.n == n else "best_of"
@@ -63,9 +66,10 @@ def completions(exchange: Exchange, service: Service, body: Mapping[str, Any]) -
     for ids in encode_prompts(prompts, service.tokenizer, service.facts.longest_prompt):
         most = params.max_tokens if given else service.default_max_tokens(len(ids), DEFAULT_MAX_TOKENS)
         work.append((ids, replace(params, max_tokens=most)))
-    marked = params.logprobs is not None or return_ids
+    marked = params.logprobs is not None or return_ids or of_prompt is not None
     n_kept = n if n_each > n else 0
     plan = service.plan(work, TextOptions(echo, marked), n_kept, grammar_field(body), terms, served.adapter)
     style = None if logprobs is None else LegacyLogprobs(service.tokenizer, logprobs)
-    shape = CompletionShape(exchange.id, served.name, options, style, return_ids)
+    prompt_style = None if of_prompt is None else PromptLogprobs(service.tokenizer, of_prompt)
+    shape = CompletionShape(exchange.id, served.name, options, style, return_ids, prompt_style)
     return lambda: run_plan(exchange, service, plan, shape, options)

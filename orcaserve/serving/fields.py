@@ -204,6 +204,12 @@ COMMON: dict[str, Field] = {
         "Prompts that begin alike share what was computed for them only if their salts are equal. Empty unless given.",
     ),
     "return_token_ids": Field(_FLAG, "Answer with the token ids of prompts and texts as well. False unless given."),
+    "prompt_logprobs": _integer(
+        0,
+        MAX_TOP_LOGPROBS,
+        "Log-probabilities of each token of the prompt, and of so many best ones; not with stream. Counts as echo with "
+        "logprobs does. None unless given.",
+    ),
     **SAMPLING,
     **STRUCTURED,
 }
@@ -415,7 +421,6 @@ _Harmless = Callable[[Any], bool]
 UNSUPPORTED: dict[str, _Harmless] = {
     "suffix": _is_off,
     "top_logprobs": _is_null_or_false,
-    "prompt_logprobs": _is_null_or_false,
     "echo": _is_null_or_false,
     "tools": _is_off,
     "tool_choice": lambda value: value in (None, "none", "auto"),

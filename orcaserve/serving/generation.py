@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
-from orcaserve.core import Request
+from orcaserve.core import Request, TokenLogprobs
 from orcaserve.core.errors import EngineError, InvalidRequest
 from orcaserve.serving.http import Exchange, encode_json, error_object
-from orcaserve.serving.logprobs import LogprobsStyle
+from orcaserve.serving.logprobs import LogprobsStyle, PromptLogprobs
 from orcaserve.serving.marked_text import MarkedTextStream, Taken
 from orcaserve.serving.params import StreamOptions
 from orcaserve.serving.service import Choice, Origin, Plan, Service, as_invalid
@@ -24,11 +24,13 @@ DONE = b"data: [DONE]\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What has come of a choice in one go. columns: of its log-probabilities, None if there are none."""
+    """What has come of a choice in one go. columns: of its log-probabilities, None if there are none. prompt: those of
+    its prompt, likewise."""
 
     columns: tuple[str, ...] | None
     ids: Sequence[int]
     first: bool
+    prompt: Sequence[TokenLogprobs] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +51,13 @@ class Shape(ABC):
 
     kind, event_kind: the `object` of a whole answer and of an event. options: whether events carry `usage`, null in all
     but the last; or that of the moment. style: how log-probabilities are written, if they were asked for; return_ids:
-    whether token ids are. Those of a prompt stand beside the choices, or in each.
+    whether token ids are; prompt_style: how a prompt's log-probabilities are. What is told of a prompt stands beside
+    the choices, or in each.
     """
 
     kind: str
     event_kind: str
-    ids_of_prompt_outside = False
+    prompt_outside = False
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Shape(ABC):
         options: StreamOptions,
         style: LogprobsStyle | None = None,
         return_ids: bool = False,
+        prompt_style: PromptLogprobs | None = None,
     ) -> None:
         self._created = int(time.time())
         # The constant parts of every event, around its list of choices.
@@ -72,6 +76,7 @@ class Shape(ABC):
         self._close = ',"usage":null}\n\n' if options.include_usage else "}\n\n"
         self._style = style
         self._return_ids = return_ids
+        self._prompt_style = prompt_style
         self.usage_now: Callable[[], dict[str, Any]] | None = None  # what events are to tell
 
     @abstractmethod
@@ -114,20 +119,23 @@ class Shape(ABC):
     def read(self, taken: Taken) -> Read:
         """Written as far as it can be before more comes."""
         columns = self._style.members(taken.marks) if self._style is not None and taken.marks else None
-        return Read(columns, taken.ids if self._return_ids else (), taken.first)
+        return Read(columns, taken.ids if self._return_ids else (), taken.first, taken.prompt)
 
     def written(self, parts: Sequence[Read], request: Request) -> Extras:
         """parts: in order, what has come of a choice."""
         columns = [part.columns for part in parts if part.columns is not None]
         logprobs = self._style.value(columns) if self._style is not None and columns else "null"
-        if not self._return_ids:
-            return NOTHING if logprobs == "null" else Extras(logprobs)
-        ids = [token for part in parts for token in part.ids]
-        members, outer = f',"token_ids":{_json(ids)}', ""
-        if any(part.first for part in parts):
-            prompt = f',"prompt_token_ids":{_json(list(request.input_ids))}'
-            members, outer = (members, prompt) if self.ids_of_prompt_outside else (members + prompt, "")
-        return Extras(logprobs, members, outer)
+        members = of_prompt = ""
+        if self._return_ids:
+            members = f',"token_ids":{_json([token for part in parts for token in part.ids])}'
+            if any(part.first for part in parts):
+                of_prompt = f',"prompt_token_ids":{_json(list(request.input_ids))}'
+        if self._prompt_style is not None:
+            for told in (part.prompt for part in parts if part.prompt is not None):
+                of_prompt += f',"prompt_logprobs":{self._prompt_style.value(request.input_ids, told)}'
+        if logprobs == "null" and not members and not of_prompt:
+            return NOTHING
+        return Extras(logprobs, members, of_prompt) if self.prompt_outside else Extras(logprobs, members + of_prompt)
 
 
 async def run_plan(exchange: Exchange, service: Service, plan: Plan, shape: Shape, options: StreamOptions) -> None:

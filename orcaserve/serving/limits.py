@@ -158,11 +158,12 @@ LIMITS = (
     Limit("characters of all that a template makes", _n(template_sandbox.MAX_MADE), "400"),
     # Log-probabilities, structured output, tools
     Limit(
-        "choices x (`max_tokens`, and with `echo` prompt tokens) x (`logprobs` or `top_logprobs` + 1)",
+        "choices x (`max_tokens` x (`logprobs` or `top_logprobs` + 1), and with `echo` or `prompt_logprobs` prompt "
+        "tokens x (`logprobs` or `prompt_logprobs` + 1))",
         _n(fields.MAX_LOGPROBS), "400",
     ),
     Limit("`logprobs` of completions", _n(fields.MAX_LEGACY_LOGPROBS), "400"),
-    Limit("`top_logprobs` of chats", _n(MAX_TOP_LOGPROBS), "400"),
+    Limit("`top_logprobs` of chats, `prompt_logprobs`", _n(MAX_TOP_LOGPROBS), "400"),
     Limit("characters of a grammar, a schema or an expression", _n(MAX_GRAMMAR_LENGTH),
           "400; structured_output.md has what compiling may cost"),
     Limit("texts to choose from (`choice`)", _n(structured_output.MAX_TEXTS), "400"),

@@ -63,7 +63,8 @@ class LegacyLogprobs(LogprobsStyle):
 
     def _top(self, token: int, own: TokenLogprobs) -> str:
         named: dict[str, float] = {}
-        for i, logprob in zip((*own.top_ids, token), (*own.top_logprobs, own.logprob), strict=True):
+        best = self._n_top  # a prompt may have been told of more
+        for i, logprob in zip((*own.top_ids[:best], token), (*own.top_logprobs[:best], own.logprob), strict=True):
             named.setdefault(self._name(i), logprob)
         return "{" + ",".join([f"{name}:{number(x)}" for name, x in named.items()]) + "}"
 
@@ -91,6 +92,29 @@ class ChatLogprobs(LogprobsStyle):
         if raw is None:
             raw = self._bytes[token] = str(list(self._tokenizer.token_bytes(token)))
         return f'"token":{self._name(token)},"logprob":{number(logprob)},"bytes":{raw}'
+
+
+class PromptLogprobs:
+    """Those of a prompt as vLLM's API has them: for each token an object from ids, its own first, to what is told of
+    them; null for the first token. n_top: best tokens that were asked for."""
+
+    def __init__(self, tokenizer: Tokenizer, n_top: int) -> None:
+        self._tokenizer = tokenizer
+        self._n_top = n_top
+
+    def value(self, ids: Sequence[int], told: Sequence[TokenLogprobs]) -> str:
+        """JSON. told: of all ids but the first."""
+        return f"[{','.join(['null', *map(self._entry, ids[1:], told)][: len(ids)])}]"
+
+    def _entry(self, token: int, own: TokenLogprobs) -> str:
+        entries = {token: (own.logprob, own.rank)}
+        for rank, (i, logprob) in enumerate(zip(own.top_ids[: self._n_top], own.top_logprobs, strict=False), 1):
+            entries.setdefault(i, (logprob, rank))
+        return "{" + ",".join([self._token(i, *numbers) for i, numbers in entries.items()]) + "}"
+
+    def _token(self, token: int, logprob: float, rank: int) -> str:
+        name = quote(token_name(self._tokenizer.token_bytes(token)))
+        return f'"{token}":{{"logprob":{number(logprob)},"rank":{rank},"decoded_token":{name}}}'
 
 
 def number(logprob: float) -> str:

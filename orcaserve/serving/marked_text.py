@@ -29,11 +29,13 @@ class Mark:
 @dataclass(frozen=True, slots=True)
 class Taken:
     """What has come with a choice's text since the last look. marks: of the text that was shown, if the request asks
-    for log-probabilities. ids: tokens generated, whether they are shown or not. first: nothing was taken before."""
+    for log-probabilities. ids: tokens generated, whether they are shown or not. first: nothing was taken before.
+    prompt: what is told of all its tokens but the first, once, if it was asked for."""
 
     marks: Sequence[Mark]
     ids: Sequence[int]
     first: bool
+    prompt: Sequence[TokenLogprobs] | None = None
 
 
 class Echo:
@@ -82,6 +84,7 @@ class MarkedTextStream(TextStream):
         self._n_shown = 0  # characters of its own text
         self._waiting: deque[tuple[Mark, int, int]] = deque()  # and from where to where it goes in its own text
         self._marks: list[Mark] = []
+        self._prompt: Sequence[TokenLogprobs] | None = None
         self._ids: list[int] = []
         self._sum = 0.0
 
@@ -111,18 +114,19 @@ class MarkedTextStream(TextStream):
 
     def take(self) -> Taken:
         """What has come since the last call."""
-        taken = Taken(self._marks, self._ids, not self._was_taken)
-        self._marks, self._ids, self._was_taken = [], [], True
+        taken = Taken(self._marks, self._ids, not self._was_taken, self._prompt)
+        self._marks, self._ids, self._was_taken, self._prompt = [], [], True, None
         return taken
 
     def _begin(self, logprobs: Logprobs | None) -> str:
         """The echoed prompt."""
         self._begun = True
+        if self._scores_prompt:
+            self._prompt = logprobs.prompt if logprobs is not None else ()
         if self._echo is None:
             return ""
-        if self._scores_prompt:
-            told = [None, *(logprobs.prompt if logprobs is not None else ())]
-            self._marks += map(Mark, self._echo.ids, self._echo.offsets, told)
+        if self._prompt is not None:
+            self._marks += map(Mark, self._echo.ids, self._echo.offsets, [None, *self._prompt])
         return self._echo.text
 
     def _release(self) -> None:

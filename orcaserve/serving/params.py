@@ -89,6 +89,14 @@ def chat_logprobs(body: Mapping[str, Any]) -> int | None:
     return (n_top or 0) if asked else None
 
 
+def prompt_logprobs(body: Mapping[str, Any], stream: bool) -> int | None:
+    """A number of best tokens, or None if they are not asked for."""
+    n_top = integer(body, "prompt_logprobs", 0, MAX_TOP_LOGPROBS)
+    if n_top is not None and stream:
+        raise InvalidRequest("prompt_logprobs", "prompt_logprobs is not for stream: true")
+    return n_top
+
+
 def best_of(body: Mapping[str, Any], n: int, stream: bool) -> int:
     """How many choices to generate for the n of the answer."""
     value = integer(body, "best_of", 1, MAX_CHOICES)

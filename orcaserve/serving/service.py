@@ -351,6 +351,8 @@ class Service:
             raise InvalidRequest(name, f"choices x ({what}) must be at most {MAX_WORK}")
         if sum(_n_logprobs(ids, params) for ids, params in prompts) > MAX_LOGPROBS:
             name = "best_of" if n_kept else "logprobs"
+            if all(params.logprobs is None for _, params in prompts):
+                name = "prompt_logprobs"
             message = f"{name}: choices x tokens x (best ones of each + 1) must be at most {MAX_LOGPROBS}"
             raise InvalidRequest(name, message)
         grammars = {params.grammar: grammar_field for _, params in prompts if params.grammar is not None}

@@ -37,7 +37,7 @@ def text_schemas() -> dict[str, Schema]:
         "Completion": _answer(
             "text_completion",
             "CompletionLogprobs",
-            {"prompt_token_ids": ids(PROMPT_IDS)},
+            {"prompt_token_ids": ids(PROMPT_IDS), "prompt_logprobs": _of_prompt()},
             finish_reason=word(f"{REASON}.", "stop", "length", "abort"),
             text=text("What the model wrote; with echo the prompt stands before it."),
         ),
@@ -50,6 +50,7 @@ def text_schemas() -> dict[str, Schema]:
                 message=_message(),
             ),
             prompt_token_ids=ids(PROMPT_IDS),
+            prompt_logprobs=_of_prompt(),
         ),
         "Usage": _usage(),
         "CompletionLogprobs": record(
@@ -98,6 +99,19 @@ def _answer(kind: str, logprobs: str, optional: Schema, **own: Schema) -> Schema
         created=CREATED,
         model=MODEL,
         usage={**named("Usage"), "description": "Counts of tokens."},
+    )
+
+
+def _of_prompt() -> Schema:
+    told = record(
+        logprob=number("The natural logarithm of its probability."),
+        rank=count("Its place among all tokens, 1 being the likeliest."),
+        decoded_token=text("Its text; `bytes:` and its bytes if it has only a part of a character."),
+    )
+    return many(
+        {"type": ["object", "null"], "additionalProperties": told},
+        "With prompt_logprobs: for each token of the prompt from ids, its own first, to what is told of them; null for "
+        "the first.",
     )
 
 

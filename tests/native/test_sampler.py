@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from orcaserve.core.sampling_params import SamplingParams
 from orcaserve.model.reference import draw
+from orcaserve.model.reference.sampler import SECOND_CHOICE
 from orcaserve.model.reference.sampler import Sampler as ReferenceSampler
 from orcaserve.native import _kernels
 from orcaserve.native.sampler import Sampler
@@ -364,24 +365,63 @@ def test_a_mask_leaves_the_allowed_tokens_as_if_there_were_no_others(
     assert greedy == int(masked.argmax())
 
 
-def test_a_token_that_is_taken_back_is_drawn_anew(team: _kernels.Team) -> None:
+def test_a_token_that_is_chosen_again_is_drawn_anew(team: _kernels.Team) -> None:
     """By another number, which is the PyTorch sampler's too; the tokens after it are those of before."""
     texts = []
+    ids = list(range(50))
     for sampler, numbers in ((Sampler(team), LOGITS), (ReferenceSampler(), torch.from_numpy(LOGITS))):
-        for i in range(50):
+        for i in ids:
             admit(sampler, i, params(seed=i))
-        ids = list(range(50))
         rows: Any = np.repeat(numbers[None], 50, 0) if isinstance(sampler, Sampler) else numbers.repeat(50, 1)
         first = sampler.sample(rows, ids)[0]
-        sampler.take_back(ids)
-        texts.append([first, sampler.sample(rows, ids)[0], sampler.sample(rows, ids)[0]])
-        assert first != texts[-1][1]
+        again = sampler.choose_again(rows, ids, ids, {}, {})[0]
+        texts.append([first, again, sampler.sample(rows, ids)[0]])
+        assert first != again
     assert texts[0] == texts[1]
     plain = Sampler(team)
-    for i in range(50):
+    for i in ids:
         admit(plain, i, params(seed=i))
     assert plain.sample(np.repeat(LOGITS[None], 50, 0), ids)[0] == texts[0][0]
     assert plain.sample(np.repeat(LOGITS[None], 50, 0), ids)[0] == texts[0][2]
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 1000),
+    vocab=st.sampled_from([6, 33, 700, 5001]),
+    n_allowed=st.sampled_from([1, 3, 20, 600, 3000]),
+    temperature=st.sampled_from([0, 0.7, 1.5]),
+    n_top=st.sampled_from([None, 2]),
+)
+def test_what_is_chosen_again_is_allowed_and_drawn_by_the_second_number(
+    team: _kernels.Team, seed: int, vocab: int, n_allowed: int, temperature: float, n_top: int | None
+) -> None:
+    """Whether few tokens are allowed or many, of some rows in any order; log-probabilities are of all tokens."""
+    rng = np.random.default_rng(seed)
+    logits = (rng.standard_normal((5, vocab)) * 3).astype(np.float32)
+    sampler = Sampler(team)
+    rows = [3, 0, 4]
+    allowed = {row: np.unique(rng.integers(vocab, size=n_allowed)) for row in rows}
+    masks = {row: mask_of(ids, vocab) for row, ids in allowed.items()}
+    if vocab % 32:
+        masks[3][-1] |= np.uint32(1) << np.uint32(31)  # bits beyond the vocabulary mean nothing
+    p = params(temperature=temperature, seed=seed)
+    for i in range(5):
+        admit(sampler, i, p)
+    wanted = {} if n_top is None else {0: n_top}
+    sampler.sample_with_logprobs(logits, range(5), wanted)
+    tokens, failures, told = sampler.choose_again(logits.copy(), rows, rows, wanted, masks)
+    assert not failures and set(told) == set(wanted)
+    for row, token in zip(rows, tokens, strict=True):
+        assert token in allowed[row]
+        masked = np.where(np.isin(np.arange(vocab), allowed[row]), logits[row], -np.inf)
+        if temperature == 0:
+            assert token == int(masked.argmax())
+        else:
+            assert Definition(masked, p).allows(token, draw.uniform(seed ^ SECOND_CHOICE, 1))
+    if n_top is not None:
+        expected = torch.log_softmax(torch.from_numpy(logits[0]), 0)[tokens[1]].item()
+        assert told[0].logprob == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("option", [{"repetition_penalty": 1.2}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}])
@@ -389,6 +429,15 @@ def test_what_a_penalty_has_counted_cannot_be_taken_back(team: _kernels.Team, op
     for sampler in (Sampler(team), ReferenceSampler()):
         admit(sampler, 1, params(**option))
         with pytest.raises(ValueError, match="no token can be taken back of request 1"):
-            sampler.take_back([1])
+            rows: Any = LOGITS[None].copy()
+            sampler.choose_again(rows if isinstance(sampler, Sampler) else torch.from_numpy(rows), [1], [0], {}, {})
     with pytest.raises(ValueError, match="request 2"):
-        Sampler(team).take_back([2])
+        Sampler(team).choose_again(LOGITS[None].copy(), [2], [0], {}, {})
+
+
+def test_rows_that_are_not_there_are_refused(team: _kernels.Team) -> None:
+    sampler = Sampler(team)
+    admit(sampler, 1, params())
+    for rows in ([1], [-1], [0, 0]):
+        with pytest.raises(ValueError, match="row of logits"):
+            sampler.choose_again(LOGITS[None].copy(), [1], rows, {}, {})

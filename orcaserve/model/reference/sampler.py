@@ -93,11 +93,23 @@ class Sampler:
         for request_id in request_ids:
             self._states.pop(request_id, None)
 
-    def take_back(self, request_ids: Sequence[int]) -> None:
-        """The last tokens of these requests were not to be: the next call chooses them, by other random numbers.
+    def choose_again(
+        self,
+        logits: Tensor,
+        request_ids: Sequence[int],
+        rows: Sequence[int],
+        n_top: Mapping[int, int],
+        masks: Mapping[int, NDArray[np.uint32]],
+    ) -> tuple[list[int], dict[int, str], dict[int, TokenLogprobs]]:
+        """The tokens that these requests got last were not to be: choose others, by other random numbers.
 
-        Raises ValueError for requests with penalties.
+        logits: those of before. rows: which of them are the requests'. The rest is as in `sample_with_logprobs`. Raises
+        ValueError for requests with penalties.
         """
+        self._take_back(request_ids)
+        return self.sample_with_logprobs(logits[list(rows)], request_ids, n_top, masks)
+
+    def _take_back(self, request_ids: Sequence[int]) -> None:
         for request_id in request_ids:
             state, params = self._states[request_id], self._states[request_id].params
             if params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty:

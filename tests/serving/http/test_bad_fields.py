@@ -261,7 +261,7 @@ def test_b06_b09_stop_strings(server: Any) -> None:
 
 
 UNSUPPORTED = [
-    ("suffix", "x"), ("prompt_logprobs", 1),
+    ("suffix", "x"),
     ("tools", [{"type": "function"}]), ("tool_choice", "required"), ("tool_choice", {"type": "function"}),
     ("structured_outputs", {"whitespace_pattern": " "}), ("modalities", ["audio"]),
     ("use_beam_search", True), ("bad_words", ["x"]), ("chat_template", "x"), ("functions", [{}]),

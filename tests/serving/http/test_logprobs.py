@@ -250,11 +250,12 @@ def test_what_may_be_told_is_bounded(server: Any, monkeypatch: pytest.MonkeyPatc
         (server.complete, {"prompt": prompts, "max_tokens": 0, "logprobs": 4, "n": 2, "echo": True}, "logprobs"),
         (server.complete, {"prompt": prompts, "max_tokens": 25, "best_of": 10}, "best_of"),
         (server.chat, {"n": 5, "max_tokens": 10, "logprobs": True, "top_logprobs": 19}, "logprobs"),
+        (server.complete, {"prompt": prompts, "max_tokens": 0, "prompt_logprobs": 9}, "prompt_logprobs"),
     ]
     for call, fields, param in limits:
         assert call(**fields).status_code == 200
         n_seen = len(server.engine.seen)
-        more = "max_tokens" if fields["max_tokens"] else "logprobs"
+        more = "max_tokens" if fields["max_tokens"] else param
         error = refused(call(**{**fields, more: fields[more] + 1}), param)
         assert "1000" in error["message"] and len(server.engine.seen) == n_seen
 
@@ -276,6 +277,57 @@ def test_token_ids(server: Any) -> None:
     found = [i for event in events for part in event["choices"] for i in part.get("token_ids", ())]
     assert found == server.script_ids[:4]
     assert "token_ids" not in server.complete().json()["choices"][0]
+
+
+@pytest.mark.parametrize("n_top", [0, 3, 20])
+def test_prompt_logprobs(server: Any, told_of: Any, n_top: int) -> None:
+    """As vLLM has them: by id, the token's own first; in every choice of completions, beside the choices of a chat."""
+    ids = [5, 300, 7, 7]
+    for choice in choices(server, prompt=[ids, ids[:1]], n=2, max_tokens=2, prompt_logprobs=n_top):
+        own = ids if choice["index"] < 2 else ids[:1]
+        assert len(choice["prompt_logprobs"]) == len(own) and choice["logprobs"] is None
+        check_prompt(server, choice["prompt_logprobs"], own, told_of, n_top)
+        assert choice["text"] == server.complete(prompt=own, max_tokens=2).json()["choices"][0]["text"]
+    chat = server.chat(max_tokens=2, prompt_logprobs=n_top, return_token_ids=True).json()
+    check_prompt(server, chat["prompt_logprobs"], chat["prompt_token_ids"], told_of, n_top)
+    assert "prompt_logprobs" not in chat["choices"][0]
+    assert "prompt_logprobs" not in server.complete(echo=True, logprobs=1).json()["choices"][0]
+
+
+def check_prompt(server: Any, told: list[Any], ids: list[int], told_of: Any, n_top: int) -> None:
+    assert told[0] is None and len(told) == len(ids)
+    for i, (token, entries) in enumerate(zip(ids[1:], told[1:], strict=True), 1):
+        expected = told_of(i, token, n_top, 420)
+        best = list(zip(expected.top_ids, expected.top_logprobs, strict=True))
+        assert list(entries) == [str(token), *(str(i) for i, _ in best if i != token)]
+        own = entries.pop(str(token))
+        assert own["logprob"] == expected.logprob and own["rank"] == expected.rank
+        assert own["decoded_token"].encode() == server.tokenizer.token_bytes(token)
+        ranks = {str(i): (rank, x) for rank, (i, x) in enumerate(best, 1)}
+        assert all((each["rank"], each["logprob"]) == ranks[i] for i, each in entries.items())
+
+
+def test_an_echo_and_prompt_logprobs_each_tell_what_was_asked_of_them(server: Any, told_of: Any) -> None:
+    body = {"prompt": [5, 300, 7], "max_tokens": 2, "echo": True, "seed": 5}
+    for n_echoed, n_top in ((1, 4), (4, 1)):
+        (choice,) = choices(server, **body, logprobs=n_echoed, prompt_logprobs=n_top)
+        check_prompt(server, choice.pop("prompt_logprobs"), [5, 300, 7], told_of, n_top)
+        assert [choice] == choices(server, **body, logprobs=n_echoed)
+    (choice,) = choices(server, **body, prompt_logprobs=1)
+    assert choice["logprobs"] is None and choice["text"].startswith(server.tokenizer.decode([5, 300, 7]))
+    (choice,) = choices(server, **{**body, "max_tokens": 0}, prompt_logprobs=1)
+    check_prompt(server, choice["prompt_logprobs"], [5, 300, 7], told_of, 1)
+
+
+@pytest.mark.parametrize("value", [21, -1, 10**30, True, "1", 1.0, [], {}])
+def test_prompt_logprobs_out_of_bounds(server: Any, value: Any) -> None:
+    for call in (server.complete, server.chat):
+        refused(call(prompt_logprobs=value), "prompt_logprobs")
+
+
+def test_prompt_logprobs_are_not_for_streams(server: Any) -> None:
+    for call in (server.complete, server.chat):
+        refused(call(prompt_logprobs=0, stream=True), "prompt_logprobs")
 
 
 def test_the_end_token_is_among_the_ids_and_not_in_the_text(server: Any) -> None:
@@ -315,9 +367,10 @@ def test_the_schemas_say_what_is_answered(server: Any) -> None:
         {},
         {"logprobs": 2, "echo": True, "return_token_ids": True, "n": 2},
         {"max_tokens": 0, "echo": True},
+        {"prompt_logprobs": 2},
     ):
         validate("Completion", server.complete(**fields).json())
-    for fields in ({}, {"logprobs": True, "top_logprobs": 3, "return_token_ids": True}):
+    for fields in ({}, {"logprobs": True, "top_logprobs": 3, "return_token_ids": True}, {"prompt_logprobs": 2}):
         validate("ChatCompletion", server.chat(**fields).json())
     properties = document["paths"][TOKENS]["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
-    assert {"logprobs", "echo", "best_of", "return_token_ids"} <= set(properties)
+    assert {"logprobs", "prompt_logprobs", "echo", "best_of", "return_token_ids"} <= set(properties)
