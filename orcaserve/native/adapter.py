@@ -142,7 +142,7 @@ def _common(gain: Gain, outputs: range) -> range:
 def _pack_a_int8(a: Floats, matrix: PackedMatrix) -> tuple[Bytes, Floats, Floats]:
     """A [n_in, width] as the matrix's integer activations want it, the scales of its groups, and the exact inputs'."""
     width = a.shape[1]
-    inputs = np.empty(0, np.int32) if matrix.exact is None else matrix.exact.inputs
+    inputs = np.zeros(0, np.int32) if matrix.exact is None else matrix.exact.inputs
     exact = np.ascontiguousarray(a[inputs])
     filled = np.zeros((matrix.n_in_padded, width), np.float32)
     filled[: matrix.n_in] = a
