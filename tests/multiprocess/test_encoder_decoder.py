@@ -63,7 +63,7 @@ def test_completions_of_a_source_text(serve: Serve, made: tuple[Any, Path]) -> N
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [
     ("completions", {"prompt": "a", "echo": True}, "echo", "nothing to echo"),
-    ("completions", {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs", "there are no log-probabilities of its tokens"),
+    ("completions", {"prompt": "a", "prompt_logprobs": 1}, "prompt_logprobs", "no log-probabilities of its tokens"),
     ("completions", {"prompt": "a", "use_beam_search": True}, "use_beam_search", "not supported"),
     ("completions", {"prompt": [5] * 600}, "prompt", "600 prompt tokens, but the encoder reads 512 at most"),
     ("completions", {"prompt": "a", "max_tokens": 600}, "max_tokens", "the decoder gives 512 at most"),
