@@ -98,6 +98,7 @@ class _EngineProcess:
 
     def _fail(self, server: EngineServer, message: str) -> None:
         self._exit_code = EXIT_FAILED
+        self._say(EngineError(message))  # too: what the stream has not sent when this process ends is lost
         server.fail(message)
         self._end.set()
 

@@ -127,6 +127,14 @@ class EngineProcess:
         await over.wait()
         return self._child.returncode
 
+    @property
+    def last_words(self) -> str | None:
+        """Why the child has ended, if it said so; for after `wait`. A stream that broke may not have told it."""
+        try:
+            return str(json.loads(self._last_words)["message"])
+        except (ValueError, KeyError, TypeError):
+            return None
+
     async def dump_stacks(self) -> None:
         """Have the child and its workers on this machine write to the log what each of their threads does. They may be
         about to be killed: it takes up to DUMP_SECONDS.

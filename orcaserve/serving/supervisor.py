@@ -262,7 +262,7 @@ class Supervisor:
             for task in (ended, lost, stalled):
                 task.cancel()
         code = await self._process.kill()
-        reason = watch.reason if watch.stalled else client.reason or "its process ended"
+        reason = watch.reason if watch.stalled else self._process.last_words or client.reason or "its process ended"
         await client.close()
         self._client = None
         n_failed = self._ongoing.crashed(client, self.facts.max_bs * self.facts.n_workers)

@@ -17,7 +17,7 @@ from server_process import workers
 from tiny_disk import TinyDisk
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc, and uses mount namespaces")
-BODY = {"prompt": "ab", "max_tokens": 300, "temperature": 0.9, "seed": 3}
+BODY = {"prompt": "ab", "max_tokens": 600, "temperature": 0.9, "seed": 3}
 
 
 @pytest.fixture

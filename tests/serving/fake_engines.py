@@ -47,6 +47,7 @@ class FakeProcess:
 
     def __init__(self, config: EngineConfig, log_level: str) -> None:
         self.config = config
+        self.last_words: str | None = None
         self._killed = False
         self._code: asyncio.Future[int] | None = None
         self._directory = tempfile.TemporaryDirectory(prefix="orcaserve-test-")

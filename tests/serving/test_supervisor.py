@@ -64,6 +64,16 @@ async def test_requests_go_on_in_the_next_engine(processes: type[FakeProcess]) -
         await until(lambda: s.status.n_reserved == 0)
 
 
+async def test_the_reason_of_an_end_whose_stream_broke_before_it_was_told(
+    processes: type[FakeProcess], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with supervised() as s:
+        processes.started[0].last_words = "worker s0r1 was ended by SIGKILL"
+        await processes.started[0].kill()
+        await until(lambda: s.present and len(processes.started) == 2)
+        assert "the engine has ended (worker s0r1 was ended by SIGKILL, exit code -9)" in caplog.text
+
+
 async def test_the_status_while_there_is_no_engine(processes: type[FakeProcess]) -> None:
     async with supervised() as s:
         processes.load_error = EngineError("not yet")
