@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from orcaserve.checkpoint.converted import WEIGHTS, is_converted
 from orcaserve.config import EngineConfig, ModelConfig
 from orcaserve.core import CheckpointError, ConfigError
-from orcaserve.model.adapter import Adapter
 from orcaserve.model.filled_heads import HEAD_UNIT
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.loader import ModelFiles
@@ -25,6 +23,7 @@ from orcaserve.native.precision import Precision, choose_precision
 from orcaserve.native.sampler import Sampler
 from orcaserve.native.support import check_supported
 from orcaserve.worker.backend import Outcome
+from orcaserve.worker.decoder import OfDecoder
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.pooling import fill
 from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prompts
@@ -32,7 +31,7 @@ from orcaserve.worker.scoring import NOTHING, Wanted, choose, joined, score_prom
 _log = logging.getLogger(__name__)
 
 
-class NativeBackend:
+class NativeBackend(OfDecoder):
     """A Backend. Its threads run the kernels, packing included, and sleep in between."""
 
     def __init__(self, config: EngineConfig, n_threads: int) -> None:
@@ -66,18 +65,6 @@ class NativeBackend:
     @property
     def part(self) -> Part:
         return self._model.part
-
-    def make_adapter(self, adapter: Adapter) -> Any:
-        return self._model.make_adapter(adapter)
-
-    def add_adapter(self, number: int, made: Any) -> None:
-        self._model.add_adapter(number, made)
-
-    def remove_adapter(self, number: int) -> None:
-        self._model.remove_adapter(number)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._kv.copy_page(source, target)
 
     def iterate(
         self,

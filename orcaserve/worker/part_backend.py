@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import numpy as np
 
 from orcaserve.config import EngineConfig
 from orcaserve.core import CheckpointError, ConfigError
 from orcaserve.data_plane.protocol import DataPlane, Place
-from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
@@ -20,6 +18,7 @@ from orcaserve.native.model import NativeModel
 from orcaserve.native.sampler import Sampler
 from orcaserve.native.support import check_supported
 from orcaserve.worker.among import Among
+from orcaserve.worker.decoder import OfDecoder
 from orcaserve.worker.part_weights import begin_loading
 from orcaserve.worker.passing_on import PassesOn
 from orcaserve.worker.plan import Plan
@@ -27,7 +26,7 @@ from orcaserve.worker.plan import Plan
 _log = logging.getLogger(__name__)
 
 
-class PartBackend(PassesOn[Floats, Part]):
+class PartBackend(OfDecoder, PassesOn[Floats, Part]):
     """A RunsPart (see parts.py) in whose iterations numpy arrays travel."""
 
     def __init__(self, config: EngineConfig, plan: Plan, place: Place, n_threads: int, among: Among) -> None:
@@ -55,18 +54,6 @@ class PartBackend(PassesOn[Floats, Part]):
     @property
     def part(self) -> Part:
         return self._part
-
-    def make_adapter(self, adapter: Adapter) -> Any:
-        return self._model.make_adapter(adapter)
-
-    def add_adapter(self, number: int, made: Any) -> None:
-        self._model.add_adapter(number, made)
-
-    def remove_adapter(self, number: int) -> None:
-        self._model.remove_adapter(number)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._kv.copy_page(source, target)
 
     def join(self, plane: DataPlane) -> None:
         """All workers at the same time: with the others, the weights are finished. Raises ModelError."""

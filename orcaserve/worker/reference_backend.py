@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
 from orcaserve.config import EngineConfig
-from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.part import Part
 from orcaserve.model.reference.builder import DTYPES, load_reference
@@ -18,6 +17,7 @@ from orcaserve.model.reference.kv_region import STORAGE, KVRegion
 from orcaserve.model.reference.sampler import Sampler
 from orcaserve.model.reference.transformer import Transformer
 from orcaserve.worker.backend import Outcome
+from orcaserve.worker.decoder import OfDecoder
 from orcaserve.worker.devices import torch_device
 from orcaserve.worker.grammars import ConstrainedSampler, vocabulary_of
 from orcaserve.worker.pooling import fill
@@ -47,7 +47,7 @@ class PyTorchBackend(Generic[ModelT]):
         self._kv = KVRegion(self._model.spec, n_pages, self._page_size, self._kv_dtype, self._model.device)
 
 
-class ReferenceBackend(PyTorchBackend[Transformer]):
+class ReferenceBackend(OfDecoder, PyTorchBackend[Transformer]):
     """A Backend: a model that is a decoder."""
 
     def __init__(self, config: EngineConfig, n_threads: int) -> None:
@@ -57,18 +57,6 @@ class ReferenceBackend(PyTorchBackend[Transformer]):
     @property
     def part(self) -> Part:
         return self._model.part
-
-    def make_adapter(self, adapter: Adapter) -> Any:
-        return self._model.make_adapter(adapter)
-
-    def add_adapter(self, number: int, made: Any) -> None:
-        self._model.add_adapter(number, made)
-
-    def remove_adapter(self, number: int) -> None:
-        self._model.remove_adapter(number)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._kv.copy_page(source, target)
 
     @torch.inference_mode()
     def iterate(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Generic
+from typing import Generic
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from torch import Tensor
 from orcaserve.config import EngineConfig
 from orcaserve.core import ConfigError
 from orcaserve.data_plane.device_tensors import TensorPlane
-from orcaserve.model.adapter import Adapter
 from orcaserve.model.layout import Int32s, Layout
 from orcaserve.model.parameter import Floats
 from orcaserve.model.part import Part
@@ -23,6 +22,7 @@ from orcaserve.model.reference.sampler import Sampler
 from orcaserve.model.reference.transformer import AllReduce, Transformer
 from orcaserve.worker.among import Among
 from orcaserve.worker.backend import Outcome
+from orcaserve.worker.decoder import OfDecoder
 from orcaserve.worker.devices import check_nccl, torch_device
 from orcaserve.worker.passing_on import PassesOn
 from orcaserve.worker.plan import PartT
@@ -114,7 +114,7 @@ class PyTorchPartBackend(PassesOn[Tensor, PartT], Generic[PartT, ModelT]):
         return time.monotonic_ns()
 
 
-class ReferencePartBackend(PyTorchPartBackend[Part, Transformer]):
+class ReferencePartBackend(OfDecoder, PyTorchPartBackend[Part, Transformer]):
     """A RunsPart (see parts.py): of a model that is a decoder."""
 
     def __init__(self, config: EngineConfig, part: Part, n_threads: int, among: Among) -> None:
@@ -123,18 +123,6 @@ class ReferencePartBackend(PyTorchPartBackend[Part, Transformer]):
     @property
     def part(self) -> Part:
         return self._part
-
-    def make_adapter(self, adapter: Adapter) -> Any:
-        return self._model.make_adapter(adapter)
-
-    def add_adapter(self, number: int, made: Any) -> None:
-        self._model.add_adapter(number, made)
-
-    def remove_adapter(self, number: int) -> None:
-        self._model.remove_adapter(number)
-
-    def copy_page(self, source: int, target: int) -> None:
-        self._kv.copy_page(source, target)
 
     def _compute_and_keep(self, token_ids: Int32s, received: Tensor | None, layout: Layout) -> tuple[Tensor, Tensor]:
         states = self._model.states(self._inputs(token_ids, received), layout, self._kv)
