@@ -9,20 +9,33 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
-
-from throughputs import engine_config
-
-import orcaserve
-from orcaserve.evaluation.measured_engine import MeasuredEngine
 
 MOST_REQUESTS, MOST_TOKENS = 32, 1024
 
 
+def take_from(checkout: str) -> None:
+    """Have orcaserve come from this checkout, which is on the path, also where another one is installed to be edited:
+    such an installation is asked before the path is."""
+
+    def is_there() -> bool:
+        found = find_spec("orcaserve")
+        return found is not None and found.origin is not None and Path(found.origin).is_relative_to(checkout)
+
+    if not is_there():
+        sys.meta_path[:] = [each for each in sys.meta_path if "_editable_" not in type(each).__module__]
+    if not is_there():
+        raise SystemExit(f"there is no orcaserve in {checkout}")
+
+
 def main() -> None:
     checkout, form, *model = sys.argv[1:]
-    if not Path(orcaserve.__file__).is_relative_to(checkout):
-        raise SystemExit(f"{orcaserve.__file__} is not of {checkout}")
+    take_from(checkout)
+    from throughputs import engine_config  # late: it imports orcaserve
+
+    from orcaserve.evaluation.measured_engine import MeasuredEngine
+
     config = engine_config(model[0] if model else None, form, "int8", MOST_REQUESTS, MOST_TOKENS)
     with MeasuredEngine(config) as engine:
         for line in sys.stdin:
